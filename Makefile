@@ -1,0 +1,36 @@
+# make install    a virtual environment in .venv with everything below
+# make compare    train a recurrent model, Mamba-2 and a transformer of the same size on real text, and compare them
+# make test       all quick tests
+# make lint       style and types
+#
+# TORCH_INDEX=https://download.pytorch.org/whl/cpu takes PyTorch's CPU wheel (200 MB) where PyPI has only CUDA builds.
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: install compare test lint clean
+
+install: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml constraints/cpu.txt constraints/demo.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -r constraints/cpu.txt
+	$(BIN)/pip install --quiet --no-deps --require-hashes -r constraints/demo.txt
+	$(BIN)/pip install --quiet -c constraints/cpu.txt -e '.[demo,dev]'
+	touch $@
+
+compare: install
+	$(BIN)/ssm-trn compare experiments/compare_quick.yaml
+
+test: install
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) runs data build *.egg-info

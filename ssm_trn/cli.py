@@ -1,0 +1,129 @@
+"""The command `ssm-trn`. Each command imports what it needs only when it runs, so that help comes at once."""
+
+import os
+import re
+import sys
+from argparse import ArgumentError
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from inspect import signature
+
+DESCRIPTION = """usage: ssm-trn COMMAND ...
+
+Sequence models beyond the transformer: trained on AWS Trainium, a GPU or a CPU, and compared with transformers.
+
+commands:"""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status: 0, or 2 after wrong input, which is told in one sentence.
+
+    `--debug` anywhere, or SSM_TRN_DEBUG=1, shows the whole traceback instead.
+    """
+    words = list(sys.argv[1:] if args is None else args)
+    debug = "--debug" in words or os.environ.get("SSM_TRN_DEBUG") == "1"
+    words = [word for word in words if word != "--debug"]
+    if not words or words[0] in ("-h", "--help"):
+        print(DESCRIPTION)
+        print("\n".join(f"  {name:9} {summary}" for name, (summary, _) in COMMANDS.items()))
+        print("\nssm-trn COMMAND --help tells more; --debug shows the traceback of an error.")
+        return 0
+    try:
+        if words[0] not in COMMANDS:
+            raise ValueError(f"unknown command '{words[0]}': choose one of {', '.join(COMMANDS)}")
+        _, run = COMMANDS[words[0]]
+        run(words[1:])
+    except SystemExit as stop:  # how argument parsers end, after --help too
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except Exception as error:
+        if debug or not _is_wrong_input(error):
+            raise
+        hint = f"; see ssm-trn {words[0]} --help" if isinstance(error, ArgumentError) else ""
+        print(f"ssm-trn: error: {_sentence(error)}{hint}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _train(subcommand: str) -> Callable[[list[str]], None]:
+    def run(words: list[str]) -> None:
+        import_module("ssm_trn.training.command_line").run(subcommand, words)
+
+    return run
+
+
+def _function(module: str, name: str) -> Callable[[list[str]], None]:
+    """A command that is a function: its arguments are the options, its docstring the help."""
+
+    def run(words: list[str]) -> None:
+        from jsonargparse import auto_cli
+
+        from ssm_trn.runtime import tune_malloc
+
+        function = getattr(import_module(module), name)
+        parameters = signature(function).parameters.values()
+        switches = {f"--{parameter.name}" for parameter in parameters if parameter.default is False}
+        words = [f"{word}=true" if word in switches else word for word in words]
+        tune_malloc()
+        auto_cli(function, args=words, prog=f"ssm-trn {name}", exit_on_error=False)
+
+    return run
+
+
+def _offline(run: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
+    """The command with Hugging Face's hub out of reach, unless `--online` is among its words."""
+
+    def run_offline(words: list[str]) -> None:
+        if "--online" not in words:
+            os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        run([word for word in words if word != "--online"])
+
+    return run_offline
+
+
+def _lm_eval(words: list[str]) -> None:
+    from lm_eval.__main__ import cli_evaluate
+
+    import ssm_trn.evaluation.lm  # noqa: F401  (makes `--model ssm_trn` known)
+    from ssm_trn.runtime import tune_malloc
+
+    tune_malloc()
+    sys.argv = ["ssm-trn lm-eval", *words]
+    cli_evaluate()
+
+
+COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
+    "prepare": ("turn text into a tokenizer and token files", _function("ssm_trn.data.prepare", "prepare")),
+    "fit": ("train a model as YAML files describe it", _train("fit")),
+    "validate": ("loss and bits per byte of a run's checkpoint on the validation data", _train("validate")),
+    "test": ("the same on the test data", _train("test")),
+    "evaluate": ("score a run with lm-eval tasks", _offline(_function("ssm_trn.evaluation.evaluate", "evaluate"))),
+    "lm-eval": ("lm-eval's own command line, with --model ssm_trn", _offline(_lm_eval)),
+    "compare": (
+        "train and evaluate several models as a study describes them, and write a report",
+        _offline(_function("ssm_trn.evaluation.comparison", "compare")),
+    ),
+}
+
+
+def _is_wrong_input(error: Exception) -> bool:
+    if isinstance(error, ValueError | OSError | ArgumentError):
+        return True
+    return type(error).__name__ == "MisconfigurationException"  # Lightning's, not worth its import
+
+
+def _sentence(error: BaseException) -> str:
+    """What was wrong, without the wrapping that jsonargparse puts around errors of options and classes."""
+    option = re.findall(r'Parser key "(.+?)"', str(error))
+    while (inner := error.__cause__ or error.__context__) and _WRAPPING.match(str(error)):
+        error = inner
+    message = " ".join(str(error).split()) or type(error).__name__
+    if message.startswith("- "):  # a list of what it might have been; the first says enough
+        message = message[2:].split(" - ")[0]
+    return f"{option[-1]}: {message}" if option and message.startswith("Expected") else message
+
+
+_WRAPPING = re.compile("Parser key|Problem with given class_path|Does not validate")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""What a model is made of, as plain values that YAML and JSON can hold."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ssm_trn import mixers
+
+FEED_FORWARDS = ("swiglu", "none")
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """One block: a mixer by name with its options, and the feed-forward layer behind it ("swiglu" or "none")."""
+
+    mixer: str
+    feed_forward: str = "swiglu"
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        known = inspect.signature(mixers.get(self.mixer)).parameters
+        for option in self.options:
+            if option not in known or option == "d_model":
+                raise ValueError(
+                    f"mixer '{self.mixer}' has no option '{option}': it takes {', '.join(list(known)[1:])}"
+                )
+        if self.feed_forward not in FEED_FORWARDS:
+            raise ValueError(f"feed_forward '{self.feed_forward}' is none of {', '.join(FEED_FORWARDS)}")
+
+    @classmethod
+    def of(cls, layer: "str | Mapping[str, Any] | LayerConfig") -> "LayerConfig":
+        """A layer from its short form: a mixer's name, or {mixer, feed_forward, **options of the mixer}."""
+        if isinstance(layer, LayerConfig):
+            return layer
+        if isinstance(layer, str):
+            return cls(layer)
+        options = dict(layer)
+        if "mixer" not in options:
+            raise ValueError(f"layer {dict(layer)} names no mixer: add 'mixer: {next(iter(mixers.names()))}'")
+        return cls(options.pop("mixer"), options.pop("feed_forward", "swiglu"), options)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"mixer": self.mixer, "feed_forward": self.feed_forward, **self.options}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A language model.
+
+    Args:
+        vocab_size: number of token ids.
+        d_model: width of the residual stream.
+        layers: the blocks from bottom to top, each a mixer's name or {mixer, feed_forward, **options of that mixer}.
+        d_ff: width of the feed-forward layers; when None, 8/3 d_model rounded up to a multiple of 32.
+        tie_embeddings: whether the output head is the embedding matrix.
+        norm_eps: epsilon of the RMS norms around the mixers.
+        vocab_multiple: the embedding matrix has its rows rounded up to a multiple of this (128 suits accelerators). The
+            extra rows never get a logit, so loss, scores and samples do not know them.
+    """
+
+    vocab_size: int
+    d_model: int
+    layers: Sequence[str | dict[str, Any] | LayerConfig]
+    d_ff: int | None = None
+    tie_embeddings: bool = True
+    norm_eps: float = 1e-5
+    vocab_multiple: int = 1
+
+    def __post_init__(self):
+        for name in ("vocab_size", "d_model", "d_ff", "vocab_multiple"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+        if isinstance(self.layers, str) or not self.layers:
+            raise ValueError("layers must be a list with at least one mixer, such as ['mamba2', 'attention']")
+        object.__setattr__(self, "layers", tuple(LayerConfig.of(layer) for layer in self.layers))
+
+    @property
+    def feed_forward_width(self) -> int:
+        return self.d_ff if self.d_ff is not None else -(-8 * self.d_model // (3 * 32)) * 32
+
+    @property
+    def padded_vocab_size(self) -> int:
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+    def parameter_count(self) -> int:
+        """Number of parameters, counted on the real module (made without memory)."""
+        from ssm_trn.model import LanguageModel  # a model is made from its config, not the other way round
+
+        return LanguageModel.without_memory(self).parameter_count()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "layers": [LayerConfig.of(layer).to_dict() for layer in self.layers]}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "ModelConfig":
+        known = cls.__dataclass_fields__
+        for name in values:
+            if name not in known:
+                raise ValueError(f"a model config has no '{name}': it takes {', '.join(known)}")
+        return cls(**values)

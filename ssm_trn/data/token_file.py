@@ -1,0 +1,211 @@
+"""Token files: a folder with a tokenizer and, for each split, the ids of its text in one flat array on disk.
+
+    tokenizer.model          the sentencepiece model that made the ids
+    {split}.bin              the ids of all documents, one after the other, each [BOS, tokens..., EOS]: little-endian
+                             uint16, or uint32 from a vocabulary of 65,536 on
+    {split}.documents.npy    int64 [documents + 1]: where each document starts, and where the last one ends
+    meta.json                format_version 1, the settings of `ssm-trn prepare`, counts for each split (documents,
+                             tokens, UTF-8 bytes of the text), size and SHA-256 of each file above
+
+The splits are "train" and "validation". Ids are mapped into memory, not read.
+"""
+
+import hashlib
+import json
+import sys
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sentencepiece
+
+from ssm_trn.data.tokenizer import BOS_ID, EOS_ID, Tokenizer
+
+FORMAT_VERSION = 1
+SPLITS = ("train", "validation")
+TOKENIZER_FILE = "tokenizer.model"
+META_FILE = "meta.json"
+_AGAIN = "run `ssm-trn prepare` again, with --overwrite"
+
+
+@dataclass(frozen=True, eq=False)
+class TokenFile:
+    """One split of a prepared folder; `len` is its number of tokens.
+
+    Attributes:
+        tokens: uint16 or uint32 [tokens], a read-only memory map.
+        offsets: int64 [documents + 1], where each document starts in `tokens`, and where the last one ends.
+        tokenizer: the tokenizer of the folder.
+        text_bytes: UTF-8 bytes of the text that the tokens stand for.
+        sha256: digest of `tokens`, as it was when they were written.
+    """
+
+    folder: Path
+    split: str
+    tokens: np.ndarray
+    offsets: np.ndarray
+    tokenizer: Tokenizer
+    text_bytes: int
+    sha256: str
+
+    @classmethod
+    def open(cls, folder: str | Path, split: str) -> "TokenFile":
+        """Opens the split "train" or "validation" of a folder.
+
+        Raises:
+            FileNotFoundError: the folder is not a prepared one, or a file of it is missing.
+            ValueError: unknown split; a file was cut short; the tokens are of another tokenizer, or of another version.
+        """
+        folder = Path(folder)
+        meta = read_meta(folder)
+        if split not in meta["splits"]:
+            raise ValueError(f"{folder} has no split '{split}': choose one of {', '.join(meta['splits'])}")
+        tokenizer = Tokenizer.load(folder / TOKENIZER_FILE)
+        if tokenizer.hash != meta["tokenizer"]["hash"]:
+            raise ValueError(
+                f"the tokens in {folder} were made by another tokenizer than its {TOKENIZER_FILE}: {_AGAIN}"
+            )
+        for name in (tokens_name(split), documents_name(split)):
+            _check_size(folder / name, meta["files"][name]["bytes"])
+        return cls(
+            folder,
+            split,
+            tokens=np.memmap(folder / tokens_name(split), token_dtype(tokenizer.vocab_size), mode="r"),
+            offsets=np.load(folder / documents_name(split)),
+            tokenizer=tokenizer,
+            text_bytes=meta["splits"][split]["bytes"],
+            sha256=meta["files"][tokens_name(split)]["sha256"],
+        )
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __reduce__(self) -> tuple:
+        return TokenFile.open, (self.folder, self.split)  # a pickled memory map would carry all of its data
+
+    @property
+    def documents(self) -> int:
+        """The number of documents."""
+        return len(self.offsets) - 1
+
+    def document(self, index: int) -> np.ndarray:
+        """The ids [BOS, tokens..., EOS] of a document: a view, not a copy."""
+        if not 0 <= index < self.documents:
+            raise ValueError(f"there is no document {index}: the {self.split} split has {self.documents}")
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+
+
+def held_out_documents(folder: str | Path) -> Iterator[str]:
+    """The texts of the held-out documents of a prepared folder, character for character as they were given."""
+    validation = TokenFile.open(folder, "validation")
+    return (validation.tokenizer.decode(validation.document(index)) for index in range(validation.documents))
+
+
+def read_meta(folder: str | Path) -> dict[str, Any]:
+    """What meta.json of a prepared folder holds: `settings`, `tokenizer`, `splits`, `files`, `versions`.
+
+    Raises FileNotFoundError if the folder is not a prepared one, ValueError if it is of another format version.
+    """
+    path = Path(folder) / META_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no prepared data in {folder}: make it with `ssm-trn prepare`")
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+        version = meta["format_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not the meta file of prepared data: {_AGAIN}") from error
+    if version != FORMAT_VERSION:
+        raise ValueError(f"{path} has format version {version}, this ssm_trn reads {FORMAT_VERSION}: {_AGAIN}")
+    return meta
+
+
+class TokenWriter:
+    """Writes one split, document after document; what it keeps in memory is 8 bytes for each."""
+
+    def __init__(self, folder: Path, split: str, tokenizer: Tokenizer) -> None:
+        self._dtype = token_dtype(tokenizer.vocab_size)
+        self._file = (folder / tokens_name(split)).open("wb")
+        self._documents_path = folder / documents_name(split)
+        self._offsets = array("q", [0])
+        self._text_bytes = 0
+
+    def write(self, ids: list[int], text_bytes: int) -> None:
+        """Appends a document, given its ids without BOS and EOS, and the UTF-8 bytes of its text."""
+        self._file.write(np.array([BOS_ID, *ids, EOS_ID], dtype=self._dtype).data)
+        self._offsets.append(self._offsets[-1] + len(ids) + 2)
+        self._text_bytes += text_bytes
+
+    def close(self) -> dict[str, int]:
+        """Completes the files and returns the counts for meta.json."""
+        self._file.close()
+        np.save(self._documents_path, np.array(self._offsets, dtype=np.int64))
+        return {"documents": len(self._offsets) - 1, "tokens": self._offsets[-1], "bytes": self._text_bytes}
+
+
+def write_meta(
+    folder: Path, tokenizer: Tokenizer, splits: dict[str, dict[str, int]], settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Writes meta.json, the last file of a prepared folder, and returns what it holds.
+
+    It has no date in it, so that the same settings make the same folder.
+
+    Args:
+        folder: holds all other files already.
+        tokenizer: the tokenizer that made them.
+        splits: the counts of each split.
+        settings: the source of the text and what else decided the content of the files.
+    """
+    files = {
+        path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in sorted(folder.iterdir())
+    }
+    meta = {
+        "format_version": FORMAT_VERSION,
+        "settings": settings,
+        "tokenizer": {"hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size},
+        "splits": splits,
+        "files": files,
+        "versions": {
+            "python": sys.version.split()[0],
+            "numpy": np.__version__,
+            "sentencepiece": sentencepiece.__version__,
+        },
+    }
+    (folder / META_FILE).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+    return meta
+
+
+def file_names() -> set[str]:
+    """The files of a prepared folder."""
+    return {TOKENIZER_FILE, META_FILE, *map(tokens_name, SPLITS), *map(documents_name, SPLITS)}
+
+
+def tokens_name(split: str) -> str:
+    """The file with the ids of a split."""
+    return f"{split}.bin"
+
+
+def documents_name(split: str) -> str:
+    """The file with the offsets of the documents of a split."""
+    return f"{split}.documents.npy"
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The type of the ids on disk."""
+    return np.dtype("<u2" if vocab_size < 2**16 else "<u4")
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_size(path: Path, expected: int) -> None:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: {_AGAIN}")
+    size = path.stat().st_size
+    if size != expected:
+        raise ValueError(f"{path} has {size} bytes where it should have {expected}: copy the folder again, or {_AGAIN}")

@@ -1,0 +1,237 @@
+"""`ssm-trn compare STUDY.yaml`: models of the same size, trained on the same tokens in the same order, then compared.
+
+Each model and seed is an ordinary run, OUTPUT/NAME-seedN, made by `ssm-trn fit` from the experiment.yaml in it. What is
+done is not done again: a comparison that was stopped goes on in the middle of the run where it was stopped.
+"""
+
+import csv
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from jsonargparse import ArgumentParser
+
+from ssm_trn import LanguageModel, ModelConfig, __version__
+from ssm_trn.data.prepare import prepare
+from ssm_trn.evaluation import report, scoring
+from ssm_trn.evaluation.evaluate import BITS_PER_BYTE, evaluate
+from ssm_trn.evaluation.speed import speeds
+from ssm_trn.matching import match_parameters
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a comparison compares.
+
+    Args:
+        title: heading of the report.
+        models: by name, the fields of a ModelConfig but for vocab_size, which comes from the data.
+        baseline: the model that the others are compared with.
+        parameters: the size that each model is brought to, by `match_parameters`.
+        prepare: arguments of `ssm-trn prepare`.
+        fit: a configuration of `ssm-trn fit` without model, seeds and run folder.
+        seeds: of the initial weights and of the order of the data; one run each.
+        tasks: that `ssm-trn evaluate` knows.
+        task_limit: items of each task; None: all.
+        contexts: lengths at which decoding is timed.
+        output: folder of the runs and the report.
+    """
+
+    title: str
+    models: dict[str, dict[str, Any]]
+    baseline: str
+    parameters: int
+    prepare: dict[str, Any]
+    fit: dict[str, Any]
+    output: str
+    seeds: list[int] = field(default_factory=lambda: [0])
+    tasks: list[str] = field(default_factory=list)
+    task_limit: int | None = None
+    contexts: list[int] = field(default_factory=lambda: [256, 2048])
+
+    def __post_init__(self):
+        if self.baseline not in self.models:
+            raise ValueError(f"the baseline '{self.baseline}' is none of the models {', '.join(self.models)}")
+        if not self.seeds or not self.contexts:
+            raise ValueError("a study needs at least one seed and one context length")
+        for name in self.models:
+            if "/" in name or name.startswith("."):
+                raise ValueError(f"the model '{name}' cannot name a folder: use letters, digits and _")
+
+    @property
+    def batch_size(self) -> int:
+        return self.fit["data"]["init_args"]["batch_size"]
+
+    @property
+    def block_length(self) -> int:
+        return self.fit["data"]["init_args"]["block_length"]
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.block_length * self.fit["trainer"].get("accumulate_grad_batches", 1)
+
+    @classmethod
+    def read(cls, path: str) -> "Study":
+        if not Path(path).is_file():
+            raise FileNotFoundError(
+                f"there is no study {path}: give the path of a YAML file such as experiments/*.yaml"
+            )
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_class_arguments(cls)
+        return cls(**parser.parse_path(path).as_dict())
+
+
+def compare(
+    study: str, output: str | None = None, benchmarks: str | None = None, only_report: bool = False
+) -> dict[str, Any]:
+    """Trains, evaluates and times the models of a study and writes results.json, report.md and plots.
+
+    Args:
+        study: YAML file with the fields of `Study`.
+        output: folder of the runs and the report; the study's own by default.
+        benchmarks: folder of benchmark files for official tasks among the study's.
+        only_report: write report.md and the plots anew from results.json, without running anything.
+
+    Returns:
+        What results.json holds.
+    """
+    path, plan = study, Study.read(study)
+    folder = Path(output or plan.output)
+    if only_report:
+        results = report.read_results(folder / report.RESULTS_FILE)
+    else:
+        results = _run(path, plan, folder, benchmarks)
+        report.write_whole(folder / report.RESULTS_FILE, json.dumps(results, indent=2) + "\n")
+    report.write_report(results, folder)
+    print(f"\n{report.table(results)}\n\n{folder / 'report.md'} has the details and plots.")
+    return results
+
+
+def _run(path: str, study: Study, folder: Path, benchmarks: str | None) -> dict[str, Any]:
+    meta = prepare(**study.prepare)
+    configs = {name: model_config(study, name, meta["tokenizer"]["vocab_size"]) for name in study.models}
+    runs = {
+        (name, seed): _train(study, config, folder / f"{name}-seed{seed}", seed)
+        for seed in study.seeds
+        for name, config in configs.items()
+    }
+    evaluations = {key: _evaluate(study, run, benchmarks) for key, run in runs.items()}
+    measured = _speeds(study, {name: runs[name, study.seeds[0]] for name in study.models})
+    models = []
+    for (name, seed), evaluation in evaluations.items():
+        model = {
+            "name": name,
+            "seed": seed,
+            "parameters": configs[name].parameter_count(),
+            "tokens": study.fit["trainer"]["max_steps"] * study.tokens_per_step,
+            "bits_per_byte": {end: evaluation[BITS_PER_BYTE][end] for end in ("value", "low", "high")},
+            "tasks": {task: _main_metric(evaluation["tasks"][task]) for task in study.tasks},
+            "learning_curve": _learning_curve(runs[name, seed], study.tokens_per_step),
+            **measured[name],
+        }
+        if name != study.baseline:
+            baseline = evaluations[study.baseline, seed]
+            blocks = (scoring.BlockScores.from_dict(of[BITS_PER_BYTE]["blocks"]) for of in (evaluation, baseline))
+            model["difference"] = asdict(scoring.paired_bootstrap(*blocks))
+        models.append(model)
+    return {
+        "format_version": report.FORMAT_VERSION,
+        "command": f"ssm-trn compare {path}",
+        "study": {**asdict(study), "batch_size": study.batch_size, "block_length": study.block_length},
+        "data": {
+            "source": meta["source"]["name"],
+            "vocab_size": meta["tokenizer"]["vocab_size"],
+            "held_out_bytes": meta["splits"]["validation"]["bytes"],
+            "held_out_documents": meta["splits"]["validation"]["documents"],
+        },
+        "models": models,
+        "machine": machine_facts(),
+    }
+
+
+def model_config(study: Study, name: str, vocab_size: int) -> ModelConfig:
+    """The config of a study's model with the study's number of parameters."""
+    config = ModelConfig.from_dict({"vocab_size": vocab_size, **study.models[name]})
+    try:
+        return match_parameters(config, study.parameters)
+    except ValueError as error:
+        raise ValueError(f"model '{name}': {error}") from error
+
+
+def machine_facts() -> dict[str, Any]:
+    """What figures of this machine depend on."""
+    processor = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        processor = names[0] if names else processor
+    return {
+        "processor": processor,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "ssm_trn": __version__,
+    }
+
+
+def _train(study: Study, config: ModelConfig, run: Path, seed: int) -> Path:
+    """The run folder of a model, trained to its end: now, or by an earlier call."""
+    experiment = {
+        **study.fit,
+        "seed_everything": seed,
+        "run_folder": str(run),
+        "model": {
+            "class_path": "ssm_trn.training.LanguageModelModule",
+            "init_args": {"config": config.to_dict(), **study.fit.get("model", {}).get("init_args", {})},
+        },
+        "data": {
+            "class_path": "ssm_trn.data.TokenDataModule",
+            "init_args": {"folder": study.prepare["output"], "seed": seed, **study.fit["data"]["init_args"]},
+        },
+    }
+    text = yaml.safe_dump(experiment, sort_keys=False)
+    file = run / "experiment.yaml"
+    if file.exists() and file.read_text() != text:
+        raise ValueError(f"{run} holds a run of another study: choose another --output, or remove that folder")
+    if not (run / "model.safetensors").exists():
+        from ssm_trn.training.command_line import run as fit
+
+        run.mkdir(parents=True, exist_ok=True)
+        report.write_whole(file, text)
+        print(f"{run}: training, {config.parameter_count():,} parameters")
+        fit("fit", ["--config", str(file), "--ckpt_path", "last"])
+    return run
+
+
+def _evaluate(study: Study, run: Path, benchmarks: str | None) -> dict[str, Any]:
+    """What evaluation.json of a run holds, after the evaluation that was still missing."""
+    print(f"{run}: evaluation")
+    return evaluate(str(run), [BITS_PER_BYTE, *study.tasks], benchmarks=benchmarks, limit=study.task_limit)
+
+
+def _main_metric(task: dict[str, Any]) -> dict[str, Any]:
+    name, score = next(iter(task["metrics"].items()))
+    return {"metric": name, "items": task["items"], **score}
+
+
+def _learning_curve(run: Path, tokens_per_step: int) -> dict[str, list[float]]:
+    """Held-out bits per byte over training tokens, as the run logged them."""
+    with open(run / "metrics.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("validation/bits_per_byte")]
+    return {
+        "tokens": [int(row["step"]) * tokens_per_step for row in rows],
+        "bits_per_byte": [float(row["validation/bits_per_byte"]) for row in rows],
+    }
+
+
+def _speeds(study: Study, runs: dict[str, Path]) -> dict[str, dict[str, Any]]:
+    print("speeds, all models side by side")
+    models = {name: LanguageModel.from_pretrained(run) for name, run in runs.items()}
+    return speeds(models, study.batch_size, study.block_length, study.contexts)

@@ -1,0 +1,185 @@
+"""A comparison's results as a table and plots, made from results.json alone.
+
+python -m ssm_trn.evaluation.report runs/compare_quick/results.json                    report.md and plots beside it
+python -m ssm_trn.evaluation.report docs/compare_quick/results.json --into README.md   its table between the markers
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+FORMAT_VERSION = 1
+RESULTS_FILE = "results.json"
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+
+
+def read_results(path: str | Path) -> dict:
+    """results.json of a comparison; a ValueError if this release cannot read it."""
+    results = json.loads(Path(path).read_text())
+    if results.get("format_version") != FORMAT_VERSION:
+        raise ValueError(
+            f"{path} has format version {results.get('format_version')}, this release reads {FORMAT_VERSION}"
+        )
+    return results
+
+
+def write_report(results: dict, folder: Path) -> None:
+    """report.md, learning_curves.svg and decode_speed.svg in `folder`."""
+    plot_learning_curves(results, folder / "learning_curves.svg")
+    plot_decode_speed(results, folder / "decode_speed.svg")
+    text = "\n\n".join(
+        [
+            f"# {results['study']['title']}",
+            table(results),
+            _notes(results),
+            "![Learning curves](learning_curves.svg)",
+            "![Decode speed over context](decode_speed.svg)",
+        ]
+    )
+    write_whole(folder / "report.md", text + "\n")
+
+
+def table(results: dict) -> str:
+    """The models as a Markdown table, one row for each model and seed."""
+    models, baseline = results["models"], results["study"]["baseline"]
+    tasks, contexts = list(models[0]["tasks"]), list(models[0]["decode_tokens_per_second"])
+    seeds = len({model["seed"] for model in models}) > 1
+    reference = next(model for model in models if model["name"] == baseline)
+    header = ["model", *(["seed"] if seeds else []), "parameters", "bits per byte (95 %)", f"against {baseline} (95 %)"]
+    header += [task.replace("_", " ") for task in tasks]
+    header += ["training tokens/s"]
+    header += [f"decode tokens/s at {int(context):,}" for context in contexts]
+    header += [f"state at {int(context):,}" for context in contexts]
+    rows = []
+    for model in models:
+        row = [model["name"].replace("_", " "), *([str(model["seed"])] if seeds else []), f"{model['parameters']:,}"]
+        row += [_interval(model["bits_per_byte"]), _difference(model)]
+        row += [_task(model["tasks"][task]) for task in tasks]
+        row += [_speed(model["training_tokens_per_second"], reference["training_tokens_per_second"])]
+        for context in contexts:
+            speeds = (entry["decode_tokens_per_second"][context] for entry in (model, reference))
+            row += [_speed(*speeds)]
+        row += [_bytes(model["state_bytes"][context]) for context in contexts]
+        rows.append(row)
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def into_markers(text: str, content: str) -> str:
+    """`text` with `content` between the lines that mark the place of generated results."""
+    before, found, rest = text.partition(BEGIN)
+    _, ended, after = rest.partition(END)
+    if not found or not ended:
+        raise ValueError(f"there is no place for the table: put the lines '{BEGIN}' and '{END}' where it belongs")
+    return f"{before}{BEGIN}\n\n{content}\n\n{END}{after}"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a text file whole or not at all."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_text(text)
+    os.replace(unfinished, path)
+
+
+def _notes(results: dict) -> str:
+    study, machine = results["study"], results["machine"]
+    first = results["models"][0]
+    seeds = ", ".join(str(seed) for seed in sorted({model["seed"] for model in results["models"]}))
+    data, baseline = results["data"], study["baseline"].replace("_", " ")
+    return (
+        f"Each model was trained on the same {first['tokens']:,} tokens in the same order (blocks of "
+        f"{study['block_length']}, seed {seeds}) of {data['source']}, with one tokenizer of {data['vocab_size']:,} "
+        f"pieces, and scored on {data['held_out_bytes']:,} held-out bytes in {data['held_out_documents']} documents. "
+        f"Intervals: 95 %, bootstrap over blocks of 1,024 tokens, paired for the difference. Tasks: "
+        f"{results['task_limit'] or 'all'} items each, with standard error. Speeds: measured side by side on "
+        f"{machine['processor']} ({machine['threads']} threads, PyTorch {machine['torch']}), batch "
+        f"{study['batch_size']} x {study['block_length']} for training, one sequence for decoding; in brackets against "
+        f"{baseline}. State: bytes that one sequence has to remember, in float32.\n\n"
+        f"Made by `{results['command']}`, ssm_trn {machine['ssm_trn']}."
+    )
+
+
+def _interval(estimate: dict) -> str:
+    return f"{estimate['value']:.3f} ({estimate['low']:.3f} to {estimate['high']:.3f})"
+
+
+def _difference(model: dict) -> str:
+    estimate = model.get("difference")
+    return "" if estimate is None else f"{estimate['value']:+.3f} ({estimate['low']:+.3f} to {estimate['high']:+.3f})"
+
+
+def _task(result: dict) -> str:
+    error = result.get("stderr")
+    return f"{result['value']:.3f}" + ("" if error is None else f" ± {error:.3f}")
+
+
+def _speed(value: float, reference: float) -> str:
+    return f"{value:,.0f} ({value / reference:.2f}x)"
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 1024:,.0f} KiB"
+
+
+def plot_learning_curves(results: dict, path: Path) -> None:
+    """Held-out bits per byte while training."""
+    figure, axes = _figure("training tokens", "held-out bits per byte")
+    for model in results["models"]:
+        curve = model["learning_curve"]
+        axes.plot(curve["tokens"], curve["bits_per_byte"], marker="o", markersize=3, label=_label(model, results))
+    _finish(figure, axes, path)
+
+
+def plot_decode_speed(results: dict, path: Path) -> None:
+    """Decoding speed over the length of the context."""
+    figure, axes = _figure("tokens of context", "decoded tokens per second")
+    for model in results["models"]:
+        if model["seed"] == results["models"][0]["seed"]:
+            speeds = model["decode_tokens_per_second"]
+            contexts = [int(context) for context in speeds]
+            axes.plot(contexts, list(speeds.values()), marker="o", label=model["name"].replace("_", " "))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(contexts, [f"{context:,}" for context in contexts])
+    axes.set_ylim(bottom=0)
+    _finish(figure, axes, path)
+
+
+def _label(model: dict, results: dict) -> str:
+    seeds = len({entry["seed"] for entry in results["models"]}) > 1
+    return model["name"].replace("_", " ") + (f", seed {model['seed']}" if seeds else "")
+
+
+def _figure(x_label: str, y_label: str):
+    from matplotlib.figure import Figure  # without pyplot: no display and no global state
+
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.add_subplot(xlabel=x_label, ylabel=y_label)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _finish(figure, axes, path: Path) -> None:
+    axes.legend(frameon=False)
+    unfinished = path.with_name(f".unfinished-{path.name}")
+    figure.savefig(unfinished, metadata={"Date": None})  # the same results give the same file
+    os.replace(unfinished, path)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, help="results.json of a comparison")
+    parser.add_argument("--into", type=Path, help="a Markdown file whose marked place takes the table")
+    options = parser.parse_args(arguments)
+    results = read_results(options.results)
+    if options.into is None:
+        write_report(results, options.results.parent)
+    else:
+        write_whole(options.into, into_markers(options.into.read_text(), table(results)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

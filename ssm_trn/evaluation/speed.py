@@ -1,0 +1,84 @@
+"""How fast models of one comparison train and decode, measured side by side.
+
+The models take turns, so that whatever else the machine does meets them alike; each figure is the median over rounds.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from ssm_trn.model import LanguageModel
+
+
+def take_turns(calls: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+    """Median seconds of each call; one call of each goes before as a warm-up."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds + 1):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            if turn:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def training_speeds(
+    models: Mapping[str, LanguageModel], batch_size: int, length: int, rounds: int = 5
+) -> dict[str, float]:
+    """Tokens per second of training steps (forward, backward, AdamW) on random tokens; the models' weights change."""
+
+    def step_of(model: LanguageModel) -> Callable[[], None]:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+        tokens = torch.randint(model.config.vocab_size, (batch_size, length + 1))
+
+        def step() -> None:
+            logits, _ = model(tokens[:, :-1])
+            F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    seconds = take_turns({name: step_of(model) for name, model in models.items()}, rounds)
+    return {name: batch_size * length / value for name, value in seconds.items()}
+
+
+@torch.inference_mode()
+def decoding_speeds(
+    models: Mapping[str, LanguageModel], context_length: int, steps: int = 32, rounds: int = 5
+) -> dict[str, float]:
+    """Tokens per second of greedy decoding, one sequence at a time, behind a context of random tokens."""
+
+    def decode_of(model: LanguageModel) -> Callable[[], None]:
+        context = torch.randint(model.config.vocab_size, (1, context_length))
+        _, state = model.features(context, model.init_state(1, context_length + steps))
+
+        def decode() -> None:
+            token, memory = context[:, -1:], state  # its free slots are written anew in each round
+            for _ in range(steps):
+                logits, memory = model(token, memory)
+                token = logits.argmax(-1)
+
+        return decode
+
+    seconds = take_turns({name: decode_of(model) for name, model in models.items()}, rounds)
+    return {name: steps / value for name, value in seconds.items()}
+
+
+def speeds(
+    models: Mapping[str, LanguageModel], batch_size: int, length: int, contexts: Sequence[int], rounds: int = 5
+) -> dict[str, dict]:
+    """For each model: training tokens/s, and for each context length decode tokens/s and bytes of state (float32)."""
+    decoding = {context: decoding_speeds(models, context, rounds=rounds) for context in contexts}
+    training = training_speeds(models, batch_size, length, rounds)
+    return {
+        name: {
+            "training_tokens_per_second": training[name],
+            "decode_tokens_per_second": {str(context): decoding[context][name] for context in contexts},
+            "state_bytes": {str(context): 4 * model.state_size(context) for context in contexts},
+        }
+        for name, model in models.items()
+    }

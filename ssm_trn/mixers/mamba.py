@@ -1,0 +1,71 @@
+"""Mamba: a state-space model whose step length, input and output maps depend on the input.
+
+    dt_t = softplus(W_dt W_low u_t + dt_bias)               per channel
+    h_t  = exp(-dt_t exp(A_log)) h_{t-1} + dt_t B_t u_t     per channel and state
+    y_t  = C_t h_t + D u_t
+    out  = W_out (y_t * silu(z_t))
+
+with u = silu(causal convolution of W x), z = W_z x and B, C = W_B u, W_C u. Gu and Dao 2023 (arXiv:2312.00752),
+algorithm 2 and section 3.6.
+
+N  d_state, R  dt_rank
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ssm_trn import ops
+from ssm_trn.layers import ShortConv
+from ssm_trn.mixers import register
+from ssm_trn.mixers.base import Mixer, empty_memory, init_time_step_, require_positive
+
+
+@register("mamba")
+class Mamba(Mixer):
+    """Options:
+    d_state: N, states of each channel.
+    expand: width of u over d_model.
+    dt_rank: R, rank of the map to the step lengths; d_model / 16 rounded up by default.
+    conv_width: steps that the convolution sees.
+    """
+
+    def __init__(
+        self, d_model: int, d_state: int = 16, expand: float = 2, dt_rank: int | None = None, conv_width: int = 4
+    ):
+        super().__init__()
+        require_positive(d_state=d_state, expand=expand, dt_rank=dt_rank, conv_width=conv_width)
+        width, dt_rank = int(expand * d_model), dt_rank or -(-d_model // 16)
+        self.splits = [dt_rank, d_state, d_state]
+        self.in_proj = nn.Linear(d_model, 2 * width, bias=False)
+        self.conv = ShortConv(width, conv_width)
+        self.x_proj = nn.Linear(width, sum(self.splits), bias=False)
+        self.dt_proj = nn.Linear(dt_rank, width, bias=False)
+        self.dt_bias = nn.Parameter(torch.empty(width))
+        self.A_log = nn.Parameter(torch.empty(width, d_state))
+        self.D = nn.Parameter(torch.empty(width))
+        self.out_proj = nn.Linear(width, d_model, bias=False)
+
+    def reset_parameters(self) -> None:
+        width, d_state = self.A_log.shape
+        rates = torch.arange(1, d_state + 1, device=self.A_log.device, dtype=self.A_log.dtype)
+        self.A_log.data.copy_(rates.log().expand(width, -1))  # S4D-real: A_n = -n
+        init_time_step_(self.dt_bias)
+        bound = self.dt_proj.in_features**-0.5
+        nn.init.uniform_(self.dt_proj.weight, -bound, bound)
+        nn.init.ones_(self.D)
+
+    def forward(self, x, state=None, mask=None, reset=None):
+        tail, memory = state if state is not None else (None, None)
+        u, z = self.in_proj(x).chunk(2, dim=-1)
+        u, tail = self.conv(u, tail, mask, reset)
+        dt, B, C = self.x_proj(u).split(self.splits, dim=-1)
+        dt = F.softplus(self.dt_proj(dt) + self.dt_bias)  # [B, T, width]
+        dt, reset = ops.pass_through(mask, dt, reset)  # a step of length 0 neither decays nor writes
+        y, memory = ops.selective_scan(
+            u, dt, -self.A_log.exp(), B[:, :, None], C[:, :, None], self.D, reset=reset, state=memory
+        )
+        return self.out_proj(y * F.silu(z)), (tail, memory)
+
+    def init_state(self, batch, max_length, device, dtype):
+        return self.conv.init_state(batch, device, dtype), empty_memory((batch, *self.A_log.shape), device, dtype)

@@ -1,0 +1,36 @@
+"""Which implementation of an op runs: the one file that knows them all.
+
+`reference` is the recurrence as a plain loop (the truth), `torch` the chunked matmul form (the default everywhere).
+Kernel libraries (`nki` on Trainium, `fla` on a GPU) register their forms here.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+BACKENDS = ("reference", "torch", "nki", "fla")
+_chosen: ContextVar[str | None] = ContextVar("ssm_trn_backend", default=None)
+
+
+@contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Run every op inside the block with the backend `name`: "reference", "torch", "nki" or "fla".
+
+    Raises:
+        ValueError: for a name that is none of these; and inside the block, when an op has no such form here.
+    """
+    if name not in BACKENDS:
+        raise ValueError(f"unknown backend '{name}': choose one of {', '.join(BACKENDS)}")
+    token = _chosen.set(name)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+def select(op: str, forms: Mapping[str, Callable]) -> Callable:
+    """The form of `op` to run: the one asked for by `use_backend`, else `torch`."""
+    name = _chosen.get() or "torch"
+    if name not in forms:
+        raise ValueError(f"{op} has no '{name}' form on this machine: use one of {', '.join(forms)}")
+    return forms[name]

@@ -1,0 +1,413 @@
+"""The delta rule: a linear-attention state that corrects what it already predicts, instead of only adding.
+
+    S_t = (I - beta_t k_t k_t^T) exp(g_t) S_{t-1} + beta_t k_t v_t^T        o_t = scale * q_t^T S_t
+
+    q, k  query and key, K channels (keys of length 1)      S     state [K, V], reads a value from a key
+    v     value, V channels                                 beta  strength of the write: 1 replaces, 2 reflects
+    g     log decay <= 0: none, per head, or per key channel
+
+DeltaNet without decay (Yang et al. 2024, arXiv:2406.06484), Gated DeltaNet with one per head (arXiv:2412.06464), Kimi
+Delta Attention with one per key channel (arXiv:2510.26692). beta in [0, 2] gives the transition negative eigenvalues
+(Grazzi et al. 2024, arXiv:2411.12537). RWKV-7 (Peng et al. 2025, arXiv:2503.14456) erases along one vector what it reads
+along another, and writes apart from that: S_t = exp(g_t) S_{t-1} - a_t (b_t^T S_{t-1}) + k_t v_t^T.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ssm_trn.ops.backends import select
+from ssm_trn.ops.chunks import ChannelDecays, HeadDecays, cut, decay_of, fold_reset
+
+# Of 16, 32, 64 and 128 the best on a CPU: larger ones do more work per step, smaller ones more steps.
+CHUNK_SIZE = 32
+# Numbers of a tensor over the chunks that are computed at a time on a CPU.
+SPAN = 2**16
+
+Erase = tuple[Tensor, Tensor]
+
+
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None = None,
+    *,
+    erase: Erase | None = None,
+    reset: Tensor | None = None,
+    state: Tensor | None = None,
+    scale: float = 1.0,
+    chunk_size: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Runs S_t = (I - beta_t k_t k_t^T) exp(g_t) S_{t-1} + beta_t k_t v_t^T and reads o_t = scale * q_t^T S_t.
+
+    The rule is stable for keys of length 1 (normalise them) and beta in [0, 2]; other keys are computed as they are,
+    and may grow without bound.
+
+    Args:
+        q, k: queries and keys [B, T, Hk, K]; Hk divides H, and a group of H / Hk neighbouring heads shares one.
+        v: values [B, T, H, V].
+        beta: write strengths [B, T, H]; None with `erase`.
+        log_decay: g <= 0, per head [B, T, H] or per key channel [B, T, H, K], -inf included; None for no decay.
+        erase: (a, b), each [B, T, H, K], for S_t = exp(g_t) S_{t-1} - a_t (b_t^T S_{t-1}) + k_t v_t^T instead.
+        reset: bool [B, T]; True zeroes the state before that step.
+        state: S before the first step [B, H, K, V], or None for zeros.
+        scale: of the queries.
+        chunk_size: a hint for the chunked form; the result does not depend on it.
+
+    Returns:
+        o [B, T, H, V] in the dtype of v, and the state after the last step [B, H, K, V]: float32, or float64 where v
+        is. Both carry gradients, to every input.
+
+    Raises:
+        ValueError: if the shapes do not fit together, or if not exactly one of `beta` and `erase` is given.
+    """
+    _check(q, k, v, beta, log_decay, erase, reset, state, chunk_size)
+    batch, length, heads, values = v.shape
+    dtype = torch.promote_types(v.dtype, torch.float32)
+    with torch.autocast(v.device.type, enabled=False):  # it would round the state to bfloat16
+        q, k = (_for_each_head(x.to(dtype), heads) for x in (q, k))
+        if log_decay is None:
+            log_decay = v.new_zeros(batch, length, heads, dtype=dtype)
+        log_decay = fold_reset(log_decay.to(dtype), reset)
+        if log_decay.dim() == 3:
+            log_decay = log_decay[..., None]  # [B, T, H, 1 or K]
+        if erase is not None:
+            a, b = (x.to(dtype) for x in erase)
+            # b reads the state before it decays, so a reset must reach it too.
+            erase = a, b if reset is None else b.masked_fill(reset[..., None, None], 0)
+        if beta is not None:
+            beta = beta.to(dtype)[..., None]  # [B, T, H, 1]
+        if state is None:
+            state = v.new_zeros(batch, heads, q.shape[-1], values, dtype=dtype)
+        form = select("delta_rule", {"reference": reference, "torch": chunked})
+        if length == 1:  # a decode step needs no chunk
+            form = reference
+        inputs = q, k, v.to(dtype), beta, log_decay, erase, state.to(dtype)
+        out, state = form(*inputs, scale, chunk_size or CHUNK_SIZE)
+    return out.to(v.dtype), state
+
+
+def _check(q, k, v, beta, log_decay, erase, reset, state, chunk_size) -> None:
+    if q.dim() != 4 or k.shape != q.shape or v.dim() != 4 or v.shape[:2] != q.shape[:2]:
+        raise ValueError(
+            "q and k must be [batch, time, key heads, K] and v [batch, time, heads, V], "
+            f"got {list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
+        )
+    batch, length, heads, values = v.shape
+    if length == 0:
+        raise ValueError("delta_rule needs at least one time step, got none")
+    if heads % q.shape[2]:
+        raise ValueError(f"{heads} value heads cannot be shared evenly by {q.shape[2]} key heads")
+    if (beta is None) == (erase is None):
+        raise ValueError("delta_rule takes either beta or erase=(a, b): give exactly one of them")
+    per_head, per_channel = (batch, length, heads), (batch, length, heads, q.shape[-1])
+    allowed = [("beta", beta, [per_head]), ("log_decay", log_decay, [per_head, per_channel])]
+    allowed += [(f"erase[{i}]", x, [per_channel]) for i, x in enumerate(erase or ())]
+    allowed += [("reset", reset, [(batch, length)]), ("state", state, [(batch, heads, q.shape[-1], values)])]
+    for name, x, shapes in allowed:
+        if x is not None and x.shape not in shapes:
+            raise ValueError(f"{name} must be {' or '.join(str(list(s)) for s in shapes)}, got {list(x.shape)}")
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
+
+
+def _for_each_head(x: Tensor, heads: int) -> Tensor:
+    """[B, T, Hk, K] -> [B, T, H, K]"""
+    return x[:, :, :, None].expand(-1, -1, -1, heads // x.shape[2], -1).flatten(2, 3)
+
+
+def reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor,
+    erase: Erase | None,
+    state: Tensor,
+    scale: float,
+    chunk_size: int,
+) -> tuple[Tensor, Tensor]:
+    """The recurrence as a plain loop. q, k [B, T, H, K], v [B, T, H, V], beta [B, T, H, 1], log_decay [B, T, H, 1 or K],
+    all in the dtype of the state [B, H, K, V].
+    """
+    decay = log_decay.exp()
+    if erase is not None:
+        a, b = erase
+    else:  # (I - beta k k^T) exp(g) S = exp(g) S - (beta k) (exp(g) k)^T S
+        a, b, k = beta * k, decay * k, beta * k
+    outputs = []
+    # unbind, not x[:, t]: the gradient of each x[:, t] is as large as x, and so the backward pass O(T^2).
+    for q_t, k_t, v_t, a_t, b_t, decay_t in zip(*(x.unbind(1) for x in (q, k, v, a, b, decay)), strict=True):
+        erased = b_t[..., None, :] @ state  # [B, H, 1, V]
+        state = decay_t[..., None] * state - a_t[..., None] * erased + k_t[..., None] * v_t[..., None, :]
+        outputs.append((q_t[..., None, :] @ state).squeeze(-2))
+    return scale * torch.stack(outputs, 1), state
+
+
+# The chunked form (DeltaNet, section 3; Gated DeltaNet, section 3.3). Both rules are one, with a reader r and a writer w:
+#
+#     S_t = exp(g_t) S_{t-1} + w_t z_t^T        z_t = beta_t (y_t - r_t^T exp(g_t) S_{t-1})
+#
+# The delta rule has r = w = k and y = v. `erase` takes two such steps with beta = 1: one with w = a, y = 0 and r = b, where b
+# reads S_{t-1} before the decay, then one with w = k, y = v and r = 0, without decay.
+#
+# In a chunk that starts from S, with D_ts = exp(g_{s+1} + ... + g_t), the z solve a unit triangular system,
+#
+#     z_t + beta_t sum_{s<t} (r_t^T D_ts w_s) z_s = beta_t (y_t - (D_t0 r_t)^T S)
+#
+# by substitution: an inverse made of powers is wrong by orders of magnitude when the keys are similar. Then
+#
+#     o_t = (D_t0 q_t)^T S + sum_{s<=t} (q_t^T D_ts w_s) z_s        S' = D_C0 S + sum_s (D_Cs w_s) z_s^T
+#
+# The backward pass keeps the inputs, z and the states that enter the chunks, and computes the rest of a chunk again. Forward
+# and backward are custom operators, so that torch.compile takes them whole and does not unroll the loop over time.
+
+
+def chunked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor,
+    erase: Erase | None,
+    state: Tensor,
+    scale: float,
+    chunk_size: int,
+) -> tuple[Tensor, Tensor]:
+    """The same as `reference`, by matrix products over chunks of steps."""
+    size = 1 << (chunk_size - 1).bit_length()  # chunks are halved again and again
+    keep = torch.is_grad_enabled()
+    if erase is None:
+        out, final, *_ = _correct(q, k, k, log_decay, v, beta, state, size, scale, True, keep)
+        return out, final
+    a, b = erase
+
+    def two_steps(first: Tensor | None, second: Tensor | None) -> Tensor:  # [B, 2 T, H, X], zeros for None
+        first, second = (
+            torch.zeros_like(other) if x is None else x for x, other in ((first, second), (second, first))
+        )
+        return torch.stack([first, second], 2).flatten(1, 2)
+
+    inputs = two_steps(None, q), two_steps(b, None), two_steps(a, k), two_steps(log_decay.expand_as(k), None), two_steps(None, v)
+    ones = v.new_ones(*inputs[0].shape[:3], 1)
+    out, final, *_ = _correct(*inputs, ones, state, size, scale, False, keep)
+    return out[:, 1::2], final
+
+
+@torch.library.custom_op("ssm_trn::delta_rule", mutates_args=())
+def _correct(
+    q: Tensor,
+    r: Tensor,
+    w: Tensor,
+    log_decay: Tensor,
+    y: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    size: int,
+    scale: float,
+    decay_first: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """o [B, T, H, V], the final state, and, if `keep`, z [N, B H, C, V] and the states that enter the chunks [N, B H, K, V].
+
+    q, r, w [B, T, H, K], log_decay [B, T, H, 1 or K], y [B, T, H, V], beta [B, T, H, 1]; decay_first: r reads the state after its decay.
+    """
+    batch, length, heads, _ = y.shape
+    inputs = [cut(x, size) for x in (q, r, w, log_decay, y, beta)]  # [B, N, C, H, X]
+    out = torch.empty_like(inputs[4])
+    zs, entering = _kept(y, state, size, keep)
+    state = state.flatten(0, 1)
+    for span in _spans(out):
+        chunks = _Chunks(*(_heads_first(x[:, span]) for x in inputs), scale, decay_first, False)
+        result, z, before, state = chunks.forward(state)
+        out[:, span] = _heads_last(result, batch)
+        if keep:
+            zs[span], entering[span] = z, before
+    return out.flatten(1, 2)[:, :length].contiguous(), state.view(batch, heads, *state.shape[1:]).clone(), zs, entering
+
+
+@_correct.register_fake
+def _(q, r, w, log_decay, y, beta, state, size, scale, decay_first, keep):
+    return torch.empty_like(y), torch.empty_like(state), *_kept(y, state, size, keep)
+
+
+@torch.library.custom_op("ssm_trn::delta_rule_backward", mutates_args=())
+def _correct_backward(
+    grad_out: Tensor,
+    grad_final: Tensor,
+    q: Tensor,
+    r: Tensor,
+    w: Tensor,
+    log_decay: Tensor,
+    y: Tensor,
+    beta: Tensor,
+    z: Tensor,
+    entering: Tensor,
+    size: int,
+    scale: float,
+    decay_first: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of q, r, w, log_decay, y, beta and the state."""
+    batch, length, heads, _ = y.shape
+    grad_out, *inputs = (cut(x, size) for x in (grad_out, q, r, w, log_decay, y, beta))  # [B, N, C, H, X]
+    grads = [torch.empty_like(x) for x in inputs]
+    grad_state = grad_final.flatten(0, 1)
+    for span in reversed(_spans(grad_out)):
+        chunks = _Chunks(*(_heads_first(x[:, span]) for x in inputs), scale, decay_first, True)
+        *parts, grad_state = chunks.backward(_heads_first(grad_out[:, span]), grad_state, z[span], entering[span])
+        for grad, part in zip(grads, parts, strict=True):
+            grad[:, span] = _heads_last(part, batch)
+    grads = [x.flatten(1, 2)[:, :length].contiguous() for x in grads]
+    return *grads, grad_state.view(batch, heads, *grad_state.shape[1:]).clone()
+
+
+@_correct_backward.register_fake
+def _(grad_out, grad_final, q, r, w, log_decay, y, beta, z, entering, size, scale, decay_first):
+    return tuple(torch.empty_like(x) for x in (q, r, w, log_decay, y, beta, grad_final))
+
+
+def _keep_for_backward(ctx, inputs, output) -> None:
+    *tensors, _, ctx.size, ctx.scale, ctx.decay_first, _ = inputs
+    ctx.save_for_backward(*tensors, *output[2:])
+
+
+def _backward(ctx, grad_out: Tensor, grad_final: Tensor, *_) -> tuple[Tensor | None, ...]:
+    grads = _correct_backward(grad_out, grad_final, *ctx.saved_tensors, ctx.size, ctx.scale, ctx.decay_first)
+    return *grads, None, None, None, None
+
+
+_correct.register_autograd(_backward, setup_context=_keep_for_backward)
+
+
+def _kept(y: Tensor, state: Tensor, size: int, keep: bool) -> tuple[Tensor, Tensor]:
+    batch, length, heads, values = y.shape
+    count = -(-length // size) if keep else 0
+    z = state.new_empty(count, batch * heads, size, values)
+    return z, state.new_empty(count, batch * heads, *state.shape[2:])
+
+
+def _spans(x: Tensor) -> list[slice]:
+    """The chunks of x [B, N, C, H, X] to compute at a time: on a CPU as many as the cache holds, elsewhere all of them."""
+    count = x.shape[1]
+    step = max(1, SPAN * count // x.numel()) if x.device.type == "cpu" else count
+    return [slice(start, min(start + step, count)) for start in range(0, count, step)]
+
+
+def _heads_first(x: Tensor) -> Tensor:
+    """[B, N, C, H, X] -> [N, B H, C, X]."""
+    return x.permute(1, 0, 3, 2, 4).flatten(1, 2).contiguous()
+
+
+def _heads_last(x: Tensor, batch: int) -> Tensor:
+    """[N, B H, C, X] -> [B, N, C, H, X], a view."""
+    return x.unflatten(1, (batch, -1)).permute(1, 0, 3, 2, 4)
+
+
+class _Chunks:
+    """Some chunks [N, B H, C, X]: the passes through them, forward from the state that enters the first, and backward from
+    the gradient of the state that leaves the last. States are [N, B H, K, V].
+    """
+
+    def __init__(self, q, r, w, log_decay, y, beta, scale: float, decay_first: bool, keep: bool):
+        self.r, self.y, self.beta, self.scale = r, y, beta, scale
+        r = beta * r
+        if log_decay.shape[-1] == 1 and decay_first:
+            self.weights = _HeadWeights(q * scale, r, w, log_decay)
+        else:
+            self.weights = _ChannelWeights(q * scale, r, w, log_decay, decay_first, keep)
+
+    def forward(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """o, z, the states that enter the chunks, and the state that leaves the last one."""
+        m = self.weights
+        known = self.beta * self.y
+        out, z = torch.empty_like(known), torch.empty_like(known)
+        entering = state.new_empty(len(out), *state.shape)
+        for n in range(len(out)):
+            entering[n] = state
+            rest = torch.baddbmm(known[n], m.read_z[n], state, alpha=-1)
+            # The solver looks below the diagonal only.
+            torch.linalg.solve_triangular(m.system[n], rest, upper=False, unitriangular=True, out=z[n])
+            torch.bmm(m.read_q[n], state, out=out[n]).baddbmm_(m.mix[n], z[n])
+            state = (m.total[n] * state).baddbmm_(m.write[n].mT, z[n])
+        return out, z, entering, state
+
+    def backward(self, grad_out: Tensor, grad_state: Tensor, z: Tensor, entering: Tensor) -> tuple[Tensor, ...]:
+        """The gradients of q, r, w, log_decay, y, beta, and of the state that enters the first chunk."""
+        m = self.weights
+        grad_y, leaving = torch.empty_like(z), torch.empty_like(entering)  # leaving: gradients of the states that leave
+        for n in reversed(range(len(z))):
+            leaving[n] = grad_state
+            grad_z = torch.bmm(m.mix[n].mT, grad_out[n]).baddbmm_(m.write[n], grad_state)
+            torch.linalg.solve_triangular(m.system[n].mT, grad_z, upper=True, unitriangular=True, out=grad_y[n])
+            grad_state = (m.total[n] * grad_state).baddbmm_(m.read_q[n].mT, grad_out[n])
+            grad_state.baddbmm_(m.read_z[n].mT, grad_y[n], alpha=-1)
+        grad_q, grad_r, grad_w, grad_log_decay = m.backward(
+            grad_system=(grad_y @ z.mT).tril_(-1).neg_(),
+            grad_read_z=(grad_y @ entering.mT).neg_(),
+            grad_mix=grad_out @ z.mT,
+            grad_read_q=grad_out @ entering.mT,
+            grad_write=z @ leaving.mT,
+            grad_total=(leaving * entering).sum(-1, keepdim=True) * m.total,
+        )
+        grad_beta = (grad_r * self.r).sum(-1, keepdim=True) + (grad_y * self.y).sum(-1, keepdim=True)
+        grad_q, grad_r, grad_y = grad_q * self.scale, grad_r * self.beta, grad_y * self.beta
+        return grad_q, grad_r, grad_w, grad_log_decay, grad_y, grad_beta, grad_state
+
+
+class _HeadWeights:
+    """Decays per head: what the passes through chunks need, made from q, r, w [N, B H, C, K], log_decay [N, B H, C, 1].
+
+    Attributes:
+        system, mix: r_t^T D_ts w_s and q_t^T D_ts w_s [N, B H, C, C].
+        read_z, read_q, write: r and q decayed from the start of the chunk, w decayed to its end [N, B H, C, K].
+        total: decay of the whole chunk [N, B H, 1, 1].
+    """
+
+    def __init__(self, q: Tensor, r: Tensor, w: Tensor, log_decay: Tensor):
+        self.q, self.r, self.w = q, r, w
+        self.decays = HeadDecays(log_decay.squeeze(-1))
+        self.start, self.end = self.decays.start[..., None], self.decays.end[..., None]
+        self.system, self.mix = ((x @ w.mT).mul_(self.decays.pairs) for x in (r, q))
+        self.read_z, self.read_q, self.write = r * self.start, q * self.start, w * self.end
+        self.total = self.start[..., -1:, :]
+
+    def backward(self, grad_system, grad_read_z, grad_mix, grad_read_q, grad_write, grad_total) -> tuple[Tensor, ...]:
+        """The gradients of q, r, w and log_decay; `grad_total` is that of the logarithm of total [N, B H, K, 1]."""
+        grad_pairs = (grad_system * self.system).addcmul_(grad_mix, self.mix)
+        grad_start = (grad_read_z * self.read_z).addcmul_(grad_read_q, self.read_q).sum(-1)
+        grad_start[..., -1] += grad_total.sum((-1, -2))
+        grad_log_decay = self.decays.backward(grad_pairs, grad_start, (grad_write * self.write).sum(-1))
+        grad_z_scores, grad_q_scores = grad_system * self.decays.pairs, grad_mix * self.decays.pairs
+        grad_q = (grad_q_scores @ self.w).addcmul_(grad_read_q, self.start)
+        grad_r = (grad_z_scores @ self.w).addcmul_(grad_read_z, self.start)
+        grad_w = (grad_z_scores.mT @ self.r).addcmul_(grad_write, self.end) + grad_q_scores.mT @ self.q
+        return grad_q, grad_r, grad_w, grad_log_decay[..., None]
+
+
+class _ChannelWeights:
+    """The same for decays per channel, log_decay [N, B H, C, K]; total is [N, B H, K, 1]."""
+
+    def __init__(self, q: Tensor, r: Tensor, w: Tensor, log_decay: Tensor, decay_first: bool, keep: bool):
+        self.q, self.w, self.decay_first = q, w, decay_first
+        self.own = decay_of(log_decay)
+        self.readers = [r * self.own if decay_first else r, q * self.own]
+        self.decays = ChannelDecays(self.readers, [w], log_decay, keep)
+        (self.read_z, self.read_q), (self.write,) = self.decays.readers, self.decays.writers
+        (self.system,), (self.mix,) = self.decays.products
+        self.mix.diagonal(dim1=-2, dim2=-1).copy_((q * w).sum(-1))
+        self.total = self.decays.total.mT
+
+    def backward(self, grad_system, grad_read_z, grad_mix, grad_read_q, grad_write, grad_total) -> tuple[Tensor, ...]:
+        """The gradients of q, r, w and log_decay; `grad_total` is that of the logarithm of total."""
+        (grad_r, grad_q), (grad_w,), grad_log_decay = self.decays.backward(
+            [grad_read_z, grad_read_q], [grad_write], [[grad_system], [grad_mix]], grad_total.mT
+        )
+        grad_log_decay.addcmul_(grad_q, self.readers[1])
+        if self.decay_first:
+            grad_log_decay.addcmul_(grad_r, self.readers[0])
+            grad_r = grad_r * self.own
+        present = grad_mix.diagonal(dim1=-2, dim2=-1)[..., None]
+        grad_q = (grad_q * self.own).addcmul_(present, self.w)
+        return grad_q, grad_r, grad_w.addcmul_(present, self.q), grad_log_decay

@@ -1,0 +1,20 @@
+"""What a process must set up once before it computes: the memory allocator and the threads."""
+
+import ctypes
+import platform
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
+
+
+def tune_malloc() -> bool:
+    """Keeps freed memory in the process on glibc, and says whether it could.
+
+    By default glibc maps every block over 32 MB anew and gives it back when freed, so each large temporary pays for
+    page faults again: a factor of 3 for the element-wise chains of these models on a CPU. Other C libraries are left
+    as they are.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    results = (mallopt(_M_MMAP_MAX, 0), mallopt(_M_TRIM_THRESHOLD, 2**31 - 1), mallopt(_M_TOP_PAD, 64 * 2**20))
+    return all(results)

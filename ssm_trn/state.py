@@ -1,0 +1,21 @@
+"""States are nested tuples of tensors, batch first: one function walks them all."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+State = Tensor | tuple["State", ...]
+
+
+def map_state(function: Callable[[Tensor], Tensor], state):
+    """The state with `function` applied to each of its tensors, as in `map_state(lambda x: x[rows], state)`."""
+    if isinstance(state, Tensor):
+        return function(state)
+    return tuple(map_state(function, part) for part in state)
+
+
+def state_bytes(state) -> int:
+    """Bytes that the tensors of a state take."""
+    if isinstance(state, Tensor):
+        return state.numel() * state.element_size()
+    return sum(state_bytes(part) for part in state)

@@ -1,0 +1,138 @@
+"""`ssm-trn fit | validate | test`: Lightning's command line in subclass mode, with one folder a run."""
+
+import logging
+import os
+import shutil
+import warnings
+from typing import Any
+
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from ssm_trn.runtime import tune_malloc
+from ssm_trn.training.callbacks import Throughput, TrainingProgressBar
+from ssm_trn.training.metrics_file import MetricsFile
+from ssm_trn.training.run_folder import RunFolder, WholeFileCheckpoints, checkpoint_folder, last_checkpoint
+
+
+class TrainingCommandLine(LightningCLI):
+    """`--run_folder` alone says where logs, checkpoints and the exported model go.
+
+    `--ckpt_path last` continues the run in that folder, or begins it if there is none, so that a job which is started
+    again after an interruption always has the same command. The checkpoint gives weights, optimizer state and position;
+    every setting comes from the configuration and the command line.
+    """
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument("--run_folder", type=str, default="", help="Folder of this run, such as runs/NAME.")
+        parser.link_arguments("run_folder", "trainer.default_root_dir")
+        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.link_arguments("run_folder", "checkpoint.dirpath", compute_fn=checkpoint_folder)
+        parser.set_defaults(
+            {
+                "trainer.enable_model_summary": False,
+                "checkpoint.every_n_train_steps": 100,
+                "checkpoint.save_top_k": 0,
+                "checkpoint.save_last": True,
+                "checkpoint.enable_version_counter": False,
+            }
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        commands = LightningCLI.subcommands()
+        return {name: commands[name] | {"weights_only"} for name in ("fit", "validate", "test")}
+
+    def _parse_ckpt_path(self) -> None:
+        """Finds the checkpoint. Lightning's own version would let the hyperparameters saved in it win here."""
+        command = self.config.subcommand
+        folder, path = self.config[command].run_folder, self.config[command].ckpt_path
+        last = last_checkpoint(folder)
+        if not folder:
+            raise ValueError("the run has no folder: name one with --run_folder, such as runs/NAME")
+        if command == "fit" and path is None and os.path.exists(last):
+            raise ValueError(
+                f"{folder} holds a run already: continue it with --ckpt_path last, or choose another --run_folder"
+            )
+        if command != "fit" and path in (None, "last") and not os.path.exists(last):
+            raise FileNotFoundError(f"{folder} has no checkpoint yet: train it first with ssm-trn fit")
+        if path not in (None, "last") and not os.path.exists(path):
+            raise FileNotFoundError(f"there is no checkpoint {path}: give the path of one, or last")
+        if path in (None, "last"):
+            path = last if os.path.exists(last) else None
+        self._checkpoint = {"ckpt_path": path, "weights_only": True}
+
+    def fit(self, **arguments: Any) -> None:
+        """Trains. A run that fails before its first step leaves no folder behind."""
+        folder = self._get(self.config, "run_folder")
+        is_new = not os.path.exists(folder)
+        try:
+            self.trainer.fit(**arguments | self._checkpoint)
+        except Exception:
+            if is_new and self.trainer.global_step == 0 and self.trainer.is_global_zero:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def validate(self, **arguments: Any) -> None:
+        self.trainer.validate(**arguments | self._checkpoint)
+
+    def test(self, **arguments: Any) -> None:
+        self.trainer.test(**arguments | self._checkpoint)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        settings, folder = self._get(self.config_init, "trainer"), self._get(self.config_init, "run_folder")
+        callbacks = list(settings.callbacks or [])
+        if settings.enable_progress_bar is not False:
+            callbacks.append(TrainingProgressBar())
+        logger: Any = False
+        if self.subcommand != "fit":
+            self.save_config_callback = None  # config.yaml tells how the run was trained
+        elif not settings.fast_dev_run:
+            callbacks += [Throughput(), RunFolder(folder)]
+            logger = self._loggers(settings.logger, folder)
+        return super().instantiate_trainer(
+            logger=logger, callbacks=callbacks, plugins=[*(settings.plugins or []), WholeFileCheckpoints()], **kwargs
+        )
+
+    @staticmethod
+    def _loggers(configured: Any, folder: str) -> list:
+        """metrics.csv always; beside it what the config names, by default TensorBoard."""
+        if configured in (None, True):
+            configured = TensorBoardLogger(folder, name="", version="tensorboard")
+        others = configured if isinstance(configured, list) else [configured]
+        return [MetricsFile(folder), *(logger for logger in others if logger)]
+
+
+def run(subcommand: str, words: list[str]) -> TrainingCommandLine:
+    """Runs `ssm-trn SUBCOMMAND WORDS` and returns what ran, with its trainer and model."""
+    tune_malloc()
+    _silence()
+    return TrainingCommandLine(
+        LightningModule,
+        LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        auto_configure_optimizers=False,
+        load_from_checkpoint_support=False,
+        seed_everything_default=0,
+        save_config_kwargs={"overwrite": True},
+        parser_kwargs={"prog": "ssm-trn", "exit_on_error": False}
+        | {name: {"exit_on_error": False} for name in TrainingCommandLine.subcommands()},
+        args=[subcommand, *words],
+    )
+
+
+def _silence() -> None:
+    """Leaves out what the user can do nothing about."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in (
+        ".*args parameter is intended to run from within Python.*",
+        ".*does not have many workers.*",
+        ".*your dataloader is not resumable.*",  # what it yields depends on the step alone
+        ".*LeafSpec.* is deprecated.*",
+        ".*The number of training batches .* is smaller than the logging interval.*",
+    ):
+        warnings.filterwarnings("ignore", message)

@@ -1,0 +1,76 @@
+"""The folder of a run: config.yaml, metrics.csv, checkpoints/last.ckpt, and after the training the exported model."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_only
+
+from ssm_trn.data.token_file import META_FILE, TOKENIZER_FILE
+from ssm_trn.training.metrics_file import MetricsFile
+
+
+def checkpoint_folder(run_folder: str | Path) -> str:
+    return os.path.join(run_folder, "checkpoints")
+
+
+def last_checkpoint(run_folder: str | Path) -> str:
+    return os.path.join(checkpoint_folder(run_folder), "last.ckpt")
+
+
+class WholeFileCheckpoints(TorchCheckpointIO):
+    """Writes a checkpoint under another name first, so that a run killed meanwhile keeps the one before.
+
+    Lightning writes to the temporary folder and moves; where that is another file system, the move is a copy.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path, storage_options: Any = None) -> None:
+        unfinished = f"{path}.unfinished"
+        super().save_checkpoint(checkpoint, unfinished, storage_options)
+        os.replace(unfinished, path)
+
+
+class RunFolder(Callback):
+    """Keeps a run's folder true to the run.
+
+    At the start, metrics.csv loses the rows of steps that the checkpoint does not know: a killed run had got further
+    than its last checkpoint and does those steps again. At the end the last checkpoint is that of the last step, and
+    the model is written for use without Lightning: config.json, model.safetensors, tokenizer.model and meta.json.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        begin = f"continues after step {trainer.global_step}" if trainer.global_step else "begins"
+        trainer.print(f"{self.folder}: {pl_module.model.parameter_count():,} parameters; training {begin}")
+        self._saved_step = trainer.global_step
+        for logger in trainer.loggers:
+            if isinstance(logger, MetricsFile):
+                logger.restart_after(trainer.global_step)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx) -> None:
+        # Not left to on_train_end: there Lightning has closed the epoch, and training on from it would begin another.
+        if trainer.global_step == trainer.max_steps:
+            self._save(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._saved_step != trainer.global_step:  # stopped before max_steps
+            self._save(trainer)
+        self._export(pl_module, Path(trainer.datamodule.folder))
+        trainer.print(f"{self.folder}: trained to step {trainer.global_step}")
+
+    def _save(self, trainer: Trainer) -> None:
+        trainer.save_checkpoint(last_checkpoint(self.folder))
+        self._saved_step = trainer.global_step
+
+    @rank_zero_only
+    def _export(self, module: LightningModule, data_folder: Path) -> None:
+        module.model.save_pretrained(self.folder)
+        for name in (TOKENIZER_FILE, META_FILE):
+            unfinished = self.folder / f".{name}.unfinished"
+            shutil.copyfile(data_folder / name, unfinished)
+            os.replace(unfinished, self.folder / name)

@@ -1,0 +1,199 @@
+"""The language model as a whole: mixtures, states, initial weights, saving and loading."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from ssm_trn import LanguageModel, ModelConfig
+from ssm_trn.matching import match_parameters
+from ssm_trn.state import map_state, state_bytes
+
+from .mixers.cases import CASES
+
+MIXTURE = [
+    {"mixer": "gated_deltanet", "n_heads": 2},
+    {"mixer": "mamba2", "d_state": 8, "head_dim": 16, "feed_forward": "none"},
+    {"mixer": "attention", "n_heads": 2, "window": 5},
+    {"mixer": "mamba", "d_state": 4},
+]
+
+
+def config(**changes):
+    return ModelConfig(**{"vocab_size": 50, "d_model": 32, "layers": MIXTURE, **changes})
+
+
+def model_of(**changes):
+    torch.manual_seed(0)
+    return LanguageModel(config(**changes)).double()
+
+
+def tokens_of(batch, length, vocab_size=50):
+    return torch.randint(vocab_size, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def test_prefill_in_chunks_then_steps_equals_one_pass():
+    model, tokens = model_of(), tokens_of(2, 40)
+    expected, _ = model(tokens)
+    assert expected.shape == (2, 40, 50)
+    state, outs = model.init_state(2, 40), []
+    for first, last in ((0, 17), (17, 33), *((t, t + 1) for t in range(33, 40))):
+        logits, state = model(tokens[:, first:last], state)
+        outs.append(logits)
+    assert_close(torch.cat(outs, 1), expected)
+
+
+def test_prompts_of_different_lengths_in_one_batch():
+    model, tokens = model_of(), tokens_of(2, 12)
+    mask = torch.arange(12).expand(2, -1) >= torch.tensor([[7], [0]])  # the first is padded on the left
+    logits, state = model(tokens, mask=mask)
+    alone, alone_state = model(tokens[:1, 7:])
+    assert_close(logits[0, 7:], alone[0])
+    following = tokens_of(2, 1)
+    assert_close(model(following, state)[0][0], model(following[:1], alone_state)[0][0])
+
+
+def test_documents_in_one_row_do_not_see_each_other():
+    model, tokens = model_of(), tokens_of(1, 30)
+    reset = torch.zeros(1, 30, dtype=torch.bool)
+    reset[0, [0, 11, 12]] = True
+    packed, _ = model(tokens, reset=reset)
+    assert_close(packed, torch.cat([model(part)[0] for part in tokens.split([11, 1, 18], 1)], 1))
+
+
+def test_a_new_model_predicts_almost_uniformly():
+    model, tokens = model_of(), tokens_of(4, 64)
+    loss = torch.nn.functional.cross_entropy(model(tokens)[0][:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    assert abs(loss.item() - math.log(50)) < 0.1
+
+
+def test_initial_weights_follow_the_papers_and_drawing_twice_changes_only_the_draw():
+    torch.manual_seed(0)
+    model = LanguageModel(
+        config(d_model=256, layers=["mamba", "mamba2", {"mixer": "gated_deltanet", "n_heads": 64}] * 2)
+    )
+    for _ in range(2):
+        weights = dict(model.named_parameters())
+        for name, weight in weights.items():
+            if name.endswith("dt_bias"):
+                dt = torch.nn.functional.softplus(weight)
+                assert dt.min() >= 1e-3 * 0.999 and dt.max() <= 1e-1 * 1.001
+                if weight.numel() >= 256:  # log-uniform: its mean is the middle of the logarithms
+                    assert abs(dt.log10().mean().item() + 2) < 0.1
+            if name.endswith("A_log") and weight.dim() == 1:
+                assert weight.exp().min() >= 1 and weight.exp().max() <= 16
+            if name.endswith("feed_forward.out_proj.weight"):
+                assert abs(weight.std().item() - 0.02 / math.sqrt(12)) < 5e-4
+        assert torch.equal(weights["blocks.0.mixer.A_log"][3].exp().round(), torch.arange(1.0, 17.0))
+        assert abs(weights["embedding.weight"].std().item() - 0.02) < 1e-3
+        before = weights["embedding.weight"].clone()
+        model.reset_parameters()
+        assert not torch.equal(before, model.embedding.weight)
+
+
+def test_a_model_made_without_memory_gets_the_same_initial_weights():
+    torch.manual_seed(0)
+    expected = LanguageModel(config()).state_dict()
+    model = LanguageModel.without_memory(config()).to_empty(device="cpu")
+    torch.manual_seed(0)
+    model.reset_parameters()
+    torch.manual_seed(0)
+    again = LanguageModel(config())
+    torch.manual_seed(0)
+    again.reset_parameters()
+    assert model.state_dict().keys() == expected.keys()
+    for name, value in again.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+
+
+def test_extra_rows_of_the_embedding_never_get_a_logit():
+    model = model_of(vocab_multiple=64)
+    assert model.embedding.weight.shape[0] == 64
+    assert model(tokens_of(1, 5))[0].shape == (1, 5, 50)
+
+
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+def test_saved_and_loaded_models_are_equal(tmp_path, tie_embeddings):
+    model = model_of(tie_embeddings=tie_embeddings).float()
+    model.save_pretrained(tmp_path / "model")
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["format_version"] == 1
+    loaded = LanguageModel.from_pretrained(tmp_path / "model")
+    assert loaded.config == model.config
+    assert torch.equal(loaded(tokens_of(1, 9))[0], model(tokens_of(1, 9))[0])
+    assert all(not parameter.is_meta for parameter in loaded.parameters())
+
+
+def test_what_is_wrong_with_a_folder_is_said_in_one_sentence(tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no model"):
+        LanguageModel.from_pretrained(tmp_path)
+    model_of().save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**saved, "format_version": 99}))
+    with pytest.raises(ValueError, match="format version 99"):
+        LanguageModel.from_pretrained(tmp_path)
+    saved["model"]["d_ff"] = 64
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    with pytest.raises(ValueError, match="do not fit"):
+        LanguageModel.from_pretrained(tmp_path)
+    del saved["model"]
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    with pytest.raises(ValueError, match="no model"):
+        LanguageModel.from_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"12")
+    saved["model"] = config().to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    with pytest.raises(ValueError, match="not a safetensors file"):
+        LanguageModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": ["mambo"]}, "unknown mixer 'mambo': choose one of attention"),
+        ({"layers": []}, "at least one mixer"),
+        ({"layers": [{"n_heads": 2}]}, "names no mixer"),
+        ({"layers": [{"mixer": "mamba2", "heads": 2}]}, "no option 'heads': it takes d_state"),
+        ({"layers": [{"mixer": "mamba2", "feed_forward": "gelu"}]}, "none of swiglu, none"),
+        ({"d_model": 0}, "d_model is 0"),
+        ({"d_model": 770, "layers": [{"mixer": "attention", "n_heads": 12}]}, "770 is not divisible by n_heads 12"),
+        ({"layers": [{"mixer": "gated_deltanet", "n_heads": 5}]}, "32 is not divisible by n_heads 5"),
+        ({"layers": [{"mixer": "mamba2", "head_dim": 48}]}, "not divisible by head_dim 48"),
+        ({"layers": [{"mixer": "attention", "n_heads": 4, "n_kv_heads": 3}]}, "not a multiple"),
+    ],
+)
+def test_a_wrong_config_is_told_in_one_sentence(changes, message):
+    with pytest.raises(ValueError, match=message):
+        LanguageModel.without_memory(config(**changes))
+
+
+def test_config_survives_json():
+    original = config()
+    assert ModelConfig.from_dict(json.loads(json.dumps(original.to_dict()))) == original
+    with pytest.raises(ValueError, match="no 'width'"):
+        ModelConfig.from_dict({"width": 3})
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("feed_forward", "target"), [("swiglu", 900_000), ("none", 450_000)])
+def test_models_are_matched_in_parameters(case, feed_forward, target):
+    start = ModelConfig(1000, 128, [{**CASES[case], "feed_forward": feed_forward}] * 3)
+    try:
+        matched = match_parameters(start, target)
+    except ValueError as error:
+        # without a feed-forward layer the only widths are those that divide into heads
+        assert feed_forward == "none" and "change the number of layers" in str(error)
+        return
+    assert abs(matched.parameter_count() / target - 1) <= 0.01
+    assert matched.parameter_count() == LanguageModel(matched).parameter_count()
+
+
+def test_an_unreachable_size_names_the_nearest():
+    with pytest.raises(ValueError, match="the nearest, d_model"):
+        match_parameters(ModelConfig(4096, 64, ["attention"]), 10_000)
+
+
+def test_state_helpers():
+    state = model_of().init_state(3, 10, dtype=torch.float32)
+    assert state_bytes(map_state(lambda part: part[:1], state)) * 3 == state_bytes(state)
