@@ -69,25 +69,17 @@ def _function(module: str, name: str) -> Callable[[list[str]], None]:
     return run
 
 
-def _offline(run: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
-    """The command with Hugging Face's hub out of reach, unless `--online` is among its words."""
-
-    def run_offline(words: list[str]) -> None:
-        if "--online" not in words:
-            os.environ.setdefault("HF_HUB_OFFLINE", "1")
-        run([word for word in words if word != "--online"])
-
-    return run_offline
-
-
 def _lm_eval(words: list[str]) -> None:
+    """lm-eval's command line, with the hub out of reach unless `--online` is among the words."""
+    if "--online" not in words:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from lm_eval.__main__ import cli_evaluate
 
     import ssm_trn.evaluation.lm  # noqa: F401  (makes `--model ssm_trn` known)
     from ssm_trn.runtime import tune_malloc
 
     tune_malloc()
-    sys.argv = ["ssm-trn lm-eval", *words]
+    sys.argv = ["ssm-trn lm-eval", *(word for word in words if word != "--online")]
     cli_evaluate()
 
 
@@ -96,11 +88,11 @@ COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
     "fit": ("train a model as YAML files describe it", _train("fit")),
     "validate": ("loss and bits per byte of a run's checkpoint on the validation data", _train("validate")),
     "test": ("the same on the test data", _train("test")),
-    "evaluate": ("score a run with lm-eval tasks", _offline(_function("ssm_trn.evaluation.evaluate", "evaluate"))),
-    "lm-eval": ("lm-eval's own command line, with --model ssm_trn", _offline(_lm_eval)),
+    "evaluate": ("score a run with lm-eval tasks", _function("ssm_trn.evaluation.evaluate", "evaluate")),
+    "lm-eval": ("lm-eval's own command line, with --model ssm_trn", _lm_eval),
     "compare": (
         "train and evaluate several models as a study describes them, and write a report",
-        _offline(_function("ssm_trn.evaluation.comparison", "compare")),
+        _function("ssm_trn.evaluation.comparison", "compare"),
     ),
 }
 

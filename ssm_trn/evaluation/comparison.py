@@ -21,6 +21,7 @@ from ssm_trn.data.prepare import prepare
 from ssm_trn.evaluation import report, scoring
 from ssm_trn.evaluation.evaluate import BITS_PER_BYTE, evaluate
 from ssm_trn.evaluation.speed import speeds
+from ssm_trn.evaluation.tasks import load_tasks
 from ssm_trn.matching import match_parameters
 
 
@@ -30,11 +31,12 @@ class Study:
 
     Args:
         title: heading of the report.
-        models: by name, the fields of a ModelConfig but for vocab_size, which comes from the data.
+        models: by name, the fields of a ModelConfig or a YAML file with them; vocab_size comes from the data.
         baseline: the model that the others are compared with.
         parameters: the size that each model is brought to, by `match_parameters`.
         prepare: arguments of `ssm-trn prepare`.
-        fit: a configuration of `ssm-trn fit` without model, seeds and run folder.
+        fit: a configuration of `ssm-trn fit` without the model's config, seeds and run folder; its trainer may be a
+            YAML file. Paths are relative to the study's file.
         seeds: of the initial weights and of the order of the data; one run each.
         tasks: that `ssm-trn evaluate` knows.
         task_limit: items of each task; None: all.
@@ -43,7 +45,7 @@ class Study:
     """
 
     title: str
-    models: dict[str, dict[str, Any]]
+    models: dict[str, Any]
     baseline: str
     parameters: int
     prepare: dict[str, Any]
@@ -57,6 +59,13 @@ class Study:
     def __post_init__(self):
         if self.baseline not in self.models:
             raise ValueError(f"the baseline '{self.baseline}' is none of the models {', '.join(self.models)}")
+        for keys in (
+            ("data", "init_args", "batch_size"),
+            ("data", "init_args", "block_length"),
+            ("trainer", "max_steps"),
+        ):
+            if not _has(self.fit, keys):
+                raise ValueError(f"the study's fit does not set {'.'.join(keys)}")
         if not self.seeds or not self.contexts:
             raise ValueError("a study needs at least one seed and one context length")
         for name in self.models:
@@ -83,7 +92,28 @@ class Study:
             )
         parser = ArgumentParser(exit_on_error=False)
         parser.add_class_arguments(cls)
-        return cls(**parser.parse_path(path).as_dict())
+        values = parser.parse_path(path).as_dict()
+        folder = Path(path).parent
+        values["models"] = {name: _piece(folder, model) for name, model in values["models"].items()}
+        values["fit"]["trainer"] = _piece(folder, values["fit"].get("trainer", {}))
+        return cls(**values)
+
+
+def _has(values: Any, keys: tuple[str, ...]) -> bool:
+    for key in keys:
+        if not isinstance(values, dict) or key not in values:
+            return False
+        values = values[key]
+    return True
+
+
+def _piece(folder: Path, value: str | dict[str, Any]) -> dict[str, Any]:
+    """A part of a configuration: itself, or what the YAML file of that name holds."""
+    if not isinstance(value, str):
+        return value
+    if not (folder / value).is_file():
+        raise FileNotFoundError(f"the study names {value}, but there is no file {folder / value}")
+    return yaml.safe_load((folder / value).read_text())
 
 
 def compare(
@@ -114,6 +144,7 @@ def compare(
 
 def _run(path: str, study: Study, folder: Path, benchmarks: str | None) -> dict[str, Any]:
     meta = prepare(**study.prepare)
+    load_tasks(study.tasks, data=study.prepare["output"], benchmarks=benchmarks)  # a wrong name is told before training
     configs = {name: model_config(study, name, meta["tokenizer"]["vocab_size"]) for name in study.models}
     runs = {
         (name, seed): _train(study, config, folder / f"{name}-seed{seed}", seed)
@@ -144,7 +175,7 @@ def _run(path: str, study: Study, folder: Path, benchmarks: str | None) -> dict[
         "command": f"ssm-trn compare {path}",
         "study": {**asdict(study), "batch_size": study.batch_size, "block_length": study.block_length},
         "data": {
-            "source": meta["source"]["name"],
+            "source": meta["settings"]["source"]["name"],
             "vocab_size": meta["tokenizer"]["vocab_size"],
             "held_out_bytes": meta["splits"]["validation"]["bytes"],
             "held_out_documents": meta["splits"]["validation"]["documents"],
@@ -156,7 +187,7 @@ def _run(path: str, study: Study, folder: Path, benchmarks: str | None) -> dict[
 
 def model_config(study: Study, name: str, vocab_size: int) -> ModelConfig:
     """The config of a study's model with the study's number of parameters."""
-    config = ModelConfig.from_dict({"vocab_size": vocab_size, **study.models[name]})
+    config = ModelConfig.from_dict({**study.models[name], "vocab_size": vocab_size})
     try:
         return match_parameters(config, study.parameters)
     except ValueError as error:

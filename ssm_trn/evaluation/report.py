@@ -89,12 +89,13 @@ def _notes(results: dict) -> str:
     first = results["models"][0]
     seeds = ", ".join(str(seed) for seed in sorted({model["seed"] for model in results["models"]}))
     data, baseline = results["data"], study["baseline"].replace("_", " ")
+    tasks = ", ".join(f"{name} ({task['metric']}, {task['items']} items)" for name, task in first["tasks"].items())
     return (
         f"Each model was trained on the same {first['tokens']:,} tokens in the same order (blocks of "
         f"{study['block_length']}, seed {seeds}) of {data['source']}, with one tokenizer of {data['vocab_size']:,} "
         f"pieces, and scored on {data['held_out_bytes']:,} held-out bytes in {data['held_out_documents']} documents. "
-        f"Intervals: 95 %, bootstrap over blocks of 1,024 tokens, paired for the difference. Tasks: "
-        f"{results['task_limit'] or 'all'} items each, with standard error. Speeds: measured side by side on "
+        f"Intervals: 95 %, bootstrap over blocks of 1,024 tokens, paired for the difference. Tasks: {tasks or 'none'}, with "
+        f"standard error. Speeds: measured side by side on "
         f"{machine['processor']} ({machine['threads']} threads, PyTorch {machine['torch']}), batch "
         f"{study['batch_size']} x {study['block_length']} for training, one sequence for decoding; in brackets against "
         f"{baseline}. State: bytes that one sequence has to remember, in float32.\n\n"

@@ -120,10 +120,13 @@ def read_benchmark(file: str, **_) -> dict:
 
 
 def true_ending(data: str | None = None, pretrained: str | None = None, **_) -> dict:
-    """Items of the task true_ending: which of four sentences continues the passage?
+    """Items of the task true_ending: with which of four endings does the sentence go on?
 
-    The three others come from elsewhere in the held-out text, those of a random hundred that are the most alike in
-    length, so that neither length nor style gives the answer away: what counts is the use of the context.
+    A passage breaks off in the middle of a sentence. Beside the true ending stand the second halves of other sentences
+    of the held-out text, those of a random hundred that are the most alike in length. What counts is how much likelier
+    the passage makes an ending, log p(ending | passage) - log p(ending). That asks for the use of context, and models
+    of two million parameters get about half of the items right; log p(ending | passage) alone mostly tells how common
+    the words of an ending are, and leaves such models near chance.
 
     Args:
         data: the prepared data folder.
@@ -133,9 +136,10 @@ def true_ending(data: str | None = None, pretrained: str | None = None, **_) -> 
     places = _places(data, pretrained)
     items = []
     for place in _chosen(places, generator):
-        others = {other.sentence for other in generator.sample(places, min(100, len(places)))} - {place.sentence}
-        alike = sorted(others, key=lambda text: (abs(len(text) - len(place.sentence)), text))
-        items.append(_item(place, alike[:3], generator))
+        beginning, ending = _halves(place.sentence)
+        others = {_halves(other.sentence)[1] for other in generator.sample(places, min(100, len(places)))} - {ending}
+        alike = sorted(others, key=lambda text: (abs(len(text) - len(ending)), text))
+        items.append(_item(f"{place.passage} {beginning}", ending, alike[:3], generator))
     return _test_split(items)
 
 
@@ -143,13 +147,21 @@ def word_order(data: str | None = None, pretrained: str | None = None, **_) -> d
     """Items of the task word_order: which of four forms of a sentence is the true one, after the text before it?
 
     In each of the three others two neighbouring words have changed places. As all four have the same words and length,
-    the answer rests on word order alone, which a model learns right after the frequencies of words: models of a few
-    million parameters are well above chance here and still far from perfect. Arguments as for `true_ending`.
+    the answer rests on word order alone, which a model learns right after the frequencies of words: models of two
+    million parameters get about 8 of 10 items right. Arguments as for `true_ending`.
     """
     generator = random.Random(0)
     places = [place for place in _places(data, pretrained) if len(_swaps(place.sentence)) >= 3]
-    chosen = _chosen(places, generator)
-    return _test_split([_item(place, generator.sample(_swaps(place.sentence), 3), generator) for place in chosen])
+    items = []
+    for place in _chosen(places, generator):
+        others = generator.sample(_swaps(place.sentence), 3)
+        items.append(_item(place.passage, place.sentence, others, generator))
+    return _test_split(items)
+
+
+def _halves(sentence: str) -> tuple[str, str]:
+    words = sentence.split(" ")
+    return " ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])
 
 
 def _swaps(sentence: str) -> list[str]:
@@ -174,7 +186,7 @@ class _Place:
 
 
 def _places(data: str | None, run_folder: str | None) -> list[_Place]:
-    """Places where a sentence of 8 to 30 words follows a passage of whole sentences, of 40 words or little more."""
+    """Places where a sentence of 10 to 40 words follows a passage of whole sentences, of 40 words or little more."""
     if data is None and run_folder is not None:
         data = data_settings(run_folder).get("folder")
     if data is None:
@@ -187,7 +199,7 @@ def _places(data: str | None, run_folder: str | None) -> list[_Place]:
             before = (document[sentences[first][0] : end] for first in range(index, -1, -1))
             passage = next((text for text in before if len(text.split()) >= 40), None)
             sentence = document[begin:stop]
-            if passage and document[end:begin] == " " and 8 <= len(sentence.split(" ")) <= 30:
+            if passage and document[end:begin] == " " and 10 <= len(sentence.split(" ")) <= 40:
                 places.append(_Place(passage, sentence))
     return places
 
@@ -210,10 +222,10 @@ def _chosen(places: Sequence[_Place], generator: random.Random) -> list[_Place]:
     return generator.sample(places, min(ITEMS, len(places)))
 
 
-def _item(place: _Place, others: list[str], generator: random.Random) -> dict:
-    choices = [place.sentence, *others]
+def _item(passage: str, truth: str, others: list[str], generator: random.Random) -> dict:
+    choices = [truth, *others]
     generator.shuffle(choices)
-    return {"passage": place.passage, "choices": choices, "label": choices.index(place.sentence)}
+    return {"passage": passage, "choices": choices, "label": choices.index(truth)}
 
 
 def _test_split(items: list[dict]) -> dict:

@@ -136,7 +136,8 @@ def _store(cache: Cache | None, new: Cache, window: int | None, mask: Tensor | N
     if cache is None and mask is None:
         return new, new
     if cache is None:
-        cache = empty_cache(new[2].shape[0], 0, new[0].shape[2:], new[1].shape[2:], new[0].device, new[0].dtype)
+        batch, length = new[2].shape
+        cache = empty_cache(batch, length + 1, new[0].shape[2:], new[1].shape[2:], new[0].device, new[0].dtype)
     cache, used = _append(cache, new)
     return (cache[0][:, :used], cache[1][:, :used], cache[2][:, :used]), cache
 

@@ -6,10 +6,9 @@ Kernel libraries (`nki` on Trainium, `fla` on a GPU) register their forms here.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 
 BACKENDS = ("reference", "torch", "nki", "fla")
-_chosen: ContextVar[str | None] = ContextVar("ssm_trn_backend", default=None)
+_chosen: str | None = None  # a plain global, which torch.compile can read
 
 
 @contextmanager
@@ -19,18 +18,19 @@ def use_backend(name: str) -> Iterator[None]:
     Raises:
         ValueError: for a name that is none of these; and inside the block, when an op has no such form here.
     """
+    global _chosen
     if name not in BACKENDS:
         raise ValueError(f"unknown backend '{name}': choose one of {', '.join(BACKENDS)}")
-    token = _chosen.set(name)
+    before, _chosen = _chosen, name
     try:
         yield
     finally:
-        _chosen.reset(token)
+        _chosen = before
 
 
 def select(op: str, forms: Mapping[str, Callable]) -> Callable:
     """The form of `op` to run: the one asked for by `use_backend`, else `torch`."""
-    name = _chosen.get() or "torch"
+    name = _chosen or "torch"
     if name not in forms:
         raise ValueError(f"{op} has no '{name}' form on this machine: use one of {', '.join(forms)}")
     return forms[name]

@@ -3,8 +3,8 @@
 The decay from step s to step t is exp(g_{s+1} + ... + g_t), with log decays g <= 0, possibly -inf (a reset). Such a sum
 is built from its own terms, never as the difference of two cumulative sums: that would lose digits for strong decays,
 give inf - inf = NaN at a reset, and need exp() of a positive number where it is split in two factors. So a chunk is
-halved again and again. Any two steps s < t are in different halves of exactly one block and meet at its middle: s decays
-up to there and t decays from there, by two factors that are both at most 1.
+halved again and again. Any two steps s < t are in different halves of exactly one block and meet at its middle: s
+decays up to there and t decays from there, by two factors that are both at most 1.
 """
 
 import math

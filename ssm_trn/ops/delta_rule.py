@@ -8,12 +8,11 @@
 
 DeltaNet without decay (Yang et al. 2024, arXiv:2406.06484), Gated DeltaNet with one per head (arXiv:2412.06464), Kimi
 Delta Attention with one per key channel (arXiv:2510.26692). beta in [0, 2] gives the transition negative eigenvalues
-(Grazzi et al. 2024, arXiv:2411.12537). RWKV-7 (Peng et al. 2025, arXiv:2503.14456) erases along one vector what it reads
-along another, and writes apart from that: S_t = exp(g_t) S_{t-1} - a_t (b_t^T S_{t-1}) + k_t v_t^T.
+(Grazzi et al. 2024, arXiv:2411.12537). RWKV-7 (Peng et al. 2025, arXiv:2503.14456) erases along one vector what it
+reads along another, and writes apart from that: S_t = exp(g_t) S_{t-1} - a_t (b_t^T S_{t-1}) + k_t v_t^T.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ssm_trn.ops.backends import select
@@ -109,6 +108,8 @@ def _check(q, k, v, beta, log_decay, erase, reset, state, chunk_size) -> None:
     for name, x, shapes in allowed:
         if x is not None and x.shape not in shapes:
             raise ValueError(f"{name} must be {' or '.join(str(list(s)) for s in shapes)}, got {list(x.shape)}")
+    if reset is not None and reset.dtype != torch.bool:
+        raise ValueError(f"reset must be a bool tensor, got {reset.dtype}")
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
 
@@ -129,8 +130,9 @@ def reference(
     scale: float,
     chunk_size: int,
 ) -> tuple[Tensor, Tensor]:
-    """The recurrence as a plain loop. q, k [B, T, H, K], v [B, T, H, V], beta [B, T, H, 1], log_decay [B, T, H, 1 or K],
-    all in the dtype of the state [B, H, K, V].
+    """The recurrence as a plain loop, in the dtype of the state.
+
+    q, k [B, T, H, K], v [B, T, H, V], beta [B, T, H, 1], log_decay [B, T, H, 1 or K], state [B, H, K, V].
     """
     decay = log_decay.exp()
     if erase is not None:
@@ -146,12 +148,12 @@ def reference(
     return scale * torch.stack(outputs, 1), state
 
 
-# The chunked form (DeltaNet, section 3; Gated DeltaNet, section 3.3). Both rules are one, with a reader r and a writer w:
+# The chunked form (DeltaNet, section 3; Gated DeltaNet, section 3.3). Both rules are one, with a reader r, a writer w:
 #
 #     S_t = exp(g_t) S_{t-1} + w_t z_t^T        z_t = beta_t (y_t - r_t^T exp(g_t) S_{t-1})
 #
-# The delta rule has r = w = k and y = v. `erase` takes two such steps with beta = 1: one with w = a, y = 0 and r = b, where b
-# reads S_{t-1} before the decay, then one with w = k, y = v and r = 0, without decay.
+# The delta rule has r = w = k and y = v. `erase` takes two such steps with beta = 1: one with w = a, y = 0 and r = b,
+# where b reads S_{t-1} before its decay, then one with w = k, y = v and r = 0, without decay.
 #
 # In a chunk that starts from S, with D_ts = exp(g_{s+1} + ... + g_t), the z solve a unit triangular system,
 #
@@ -161,8 +163,10 @@ def reference(
 #
 #     o_t = (D_t0 q_t)^T S + sum_{s<=t} (q_t^T D_ts w_s) z_s        S' = D_C0 S + sum_s (D_Cs w_s) z_s^T
 #
-# The backward pass keeps the inputs, z and the states that enter the chunks, and computes the rest of a chunk again. Forward
-# and backward are custom operators, so that torch.compile takes them whole and does not unroll the loop over time.
+# The backward pass keeps the inputs, z and the states that enter the chunks, and computes the rest of a chunk again.
+# Forward and backward are custom operators, so that torch.compile takes them whole and does not unroll the loop.
+#
+# Shapes: N chunks of C steps; everything inside them is [N, B H, C, channels].
 
 
 def chunked(
@@ -177,27 +181,24 @@ def chunked(
     chunk_size: int,
 ) -> tuple[Tensor, Tensor]:
     """The same as `reference`, by matrix products over chunks of steps."""
-    size = 1 << (chunk_size - 1).bit_length()  # chunks are halved again and again
-    keep = torch.is_grad_enabled()
+    settings = 1 << (chunk_size - 1).bit_length(), scale, erase is None, torch.is_grad_enabled()
     if erase is None:
-        out, final, *_ = _correct(q, k, k, log_decay, v, beta, state, size, scale, True, keep)
+        out, final, *_ = _run(q, k, k, log_decay, v, beta, state, *settings)
         return out, final
+
+    def in_turn(first: Tensor, second: Tensor) -> Tensor:
+        return torch.stack([first, second], 2).flatten(1, 2)  # [B, 2 T, H, X]
+
     a, b = erase
-
-    def two_steps(first: Tensor | None, second: Tensor | None) -> Tensor:  # [B, 2 T, H, X], zeros for None
-        first, second = (
-            torch.zeros_like(other) if x is None else x for x, other in ((first, second), (second, first))
-        )
-        return torch.stack([first, second], 2).flatten(1, 2)
-
-    inputs = two_steps(None, q), two_steps(b, None), two_steps(a, k), two_steps(log_decay.expand_as(k), None), two_steps(None, v)
-    ones = v.new_ones(*inputs[0].shape[:3], 1)
-    out, final, *_ = _correct(*inputs, ones, state, size, scale, False, keep)
+    log_decay = log_decay.expand_as(k)
+    no_key, no_value = torch.zeros_like(k), torch.zeros_like(v)
+    q, r, w, y = in_turn(no_key, q), in_turn(b, no_key), in_turn(a, k), in_turn(no_value, v)
+    out, final, *_ = _run(q, r, w, in_turn(log_decay, no_key), y, torch.ones_like(y[..., :1]), state, *settings)
     return out[:, 1::2], final
 
 
 @torch.library.custom_op("ssm_trn::delta_rule", mutates_args=())
-def _correct(
+def _run(
     q: Tensor,
     r: Tensor,
     w: Tensor,
@@ -210,31 +211,30 @@ def _correct(
     decay_first: bool,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """o [B, T, H, V], the final state, and, if `keep`, z [N, B H, C, V] and the states that enter the chunks [N, B H, K, V].
+    """o, the final state, and, if `keep`, z and the states that enter the chunks [N, B H, K, V].
 
-    q, r, w [B, T, H, K], log_decay [B, T, H, 1 or K], y [B, T, H, V], beta [B, T, H, 1]; decay_first: r reads the state after its decay.
+    q, r, w [B, T, H, K], log_decay [B, T, H, 1 or K], y [B, T, H, V], beta [B, T, H, 1]. Without `decay_first`, r reads
+    S_{t-1} before its decay.
     """
     batch, length, heads, _ = y.shape
     inputs = [cut(x, size) for x in (q, r, w, log_decay, y, beta)]  # [B, N, C, H, X]
-    out = torch.empty_like(inputs[4])
-    zs, entering = _kept(y, state, size, keep)
+    out = y.new_empty(inputs[4].shape)
+    z, entering = _room(y, state, size, keep)
     state = state.flatten(0, 1)
     for span in _spans(out):
         chunks = _Chunks(*(_heads_first(x[:, span]) for x in inputs), scale, decay_first, False)
-        result, z, before, state = chunks.forward(state)
+        result, state = chunks.forward(state, z[span] if keep else None, entering[span] if keep else None)
         out[:, span] = _heads_last(result, batch)
-        if keep:
-            zs[span], entering[span] = z, before
-    return out.flatten(1, 2)[:, :length].contiguous(), state.view(batch, heads, *state.shape[1:]).clone(), zs, entering
+    return out.flatten(1, 2)[:, :length].contiguous(), state.unflatten(0, (batch, heads)), z, entering
 
 
-@_correct.register_fake
+@_run.register_fake
 def _(q, r, w, log_decay, y, beta, state, size, scale, decay_first, keep):
-    return torch.empty_like(y), torch.empty_like(state), *_kept(y, state, size, keep)
+    return y.new_empty(y.shape), state.new_empty(state.shape), *_room(y, state, size, keep)
 
 
 @torch.library.custom_op("ssm_trn::delta_rule_backward", mutates_args=())
-def _correct_backward(
+def _run_backward(
     grad_out: Tensor,
     grad_final: Tensor,
     q: Tensor,
@@ -251,45 +251,50 @@ def _correct_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, r, w, log_decay, y, beta and the state."""
     batch, length, heads, _ = y.shape
-    grad_out, *inputs = (cut(x, size) for x in (grad_out, q, r, w, log_decay, y, beta))  # [B, N, C, H, X]
-    grads = [torch.empty_like(x) for x in inputs]
+    grad_out, *inputs = (cut(x, size) for x in (grad_out, q, r, w, log_decay, y, beta))
+    grads = [x.new_empty(x.shape) for x in inputs]
     grad_state = grad_final.flatten(0, 1)
     for span in reversed(_spans(grad_out)):
         chunks = _Chunks(*(_heads_first(x[:, span]) for x in inputs), scale, decay_first, True)
         *parts, grad_state = chunks.backward(_heads_first(grad_out[:, span]), grad_state, z[span], entering[span])
         for grad, part in zip(grads, parts, strict=True):
             grad[:, span] = _heads_last(part, batch)
-    grads = [x.flatten(1, 2)[:, :length].contiguous() for x in grads]
-    return *grads, grad_state.view(batch, heads, *grad_state.shape[1:]).clone()
+    return *(x.flatten(1, 2)[:, :length].contiguous() for x in grads), grad_state.unflatten(0, (batch, heads))
 
 
-@_correct_backward.register_fake
+@_run_backward.register_fake
 def _(grad_out, grad_final, q, r, w, log_decay, y, beta, z, entering, size, scale, decay_first):
-    return tuple(torch.empty_like(x) for x in (q, r, w, log_decay, y, beta, grad_final))
+    return tuple(x.new_empty(x.shape) for x in (q, r, w, log_decay, y, beta, grad_final))
 
 
 def _keep_for_backward(ctx, inputs, output) -> None:
-    *tensors, _, ctx.size, ctx.scale, ctx.decay_first, _ = inputs
-    ctx.save_for_backward(*tensors, *output[2:])
+    *tensors, ctx.size, ctx.scale, ctx.decay_first, _ = inputs
+    ctx.save_for_backward(*tensors[:-1], *output[2:])  # the initial state is the first that enters a chunk
+    ctx.set_materialize_grads(False)  # what is kept gets no gradient, not even zeros
 
 
-def _backward(ctx, grad_out: Tensor, grad_final: Tensor, *_) -> tuple[Tensor | None, ...]:
-    grads = _correct_backward(grad_out, grad_final, *ctx.saved_tensors, ctx.size, ctx.scale, ctx.decay_first)
+def _backward(ctx, grad_out: Tensor | None, grad_final: Tensor | None, *_) -> tuple[Tensor | None, ...]:
+    q, *_, y, _, _, _ = ctx.saved_tensors
+    if grad_out is None:
+        grad_out = torch.zeros_like(y)
+    if grad_final is None:
+        grad_final = y.new_zeros(y.shape[0], y.shape[2], q.shape[-1], y.shape[-1])
+    grads = _run_backward(grad_out, grad_final, *ctx.saved_tensors, ctx.size, ctx.scale, ctx.decay_first)
     return *grads, None, None, None, None
 
 
-_correct.register_autograd(_backward, setup_context=_keep_for_backward)
+_run.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
-def _kept(y: Tensor, state: Tensor, size: int, keep: bool) -> tuple[Tensor, Tensor]:
+def _room(y: Tensor, state: Tensor, size: int, keep: bool) -> tuple[Tensor, Tensor]:
+    """Room for z and for the states that enter the chunks."""
     batch, length, heads, values = y.shape
     count = -(-length // size) if keep else 0
-    z = state.new_empty(count, batch * heads, size, values)
-    return z, state.new_empty(count, batch * heads, *state.shape[2:])
+    return y.new_empty(count, batch * heads, size, values), y.new_empty(count, batch * heads, *state.shape[2:])
 
 
 def _spans(x: Tensor) -> list[slice]:
-    """The chunks of x [B, N, C, H, X] to compute at a time: on a CPU as many as the cache holds, elsewhere all of them."""
+    """The chunks of x [B, N, C, H, X] to compute at a time: on a CPU as many as its cache holds, elsewhere all."""
     count = x.shape[1]
     step = max(1, SPAN * count // x.numel()) if x.device.type == "cpu" else count
     return [slice(start, min(start + step, count)) for start in range(0, count, step)]
@@ -306,8 +311,8 @@ def _heads_last(x: Tensor, batch: int) -> Tensor:
 
 
 class _Chunks:
-    """Some chunks [N, B H, C, X]: the passes through them, forward from the state that enters the first, and backward from
-    the gradient of the state that leaves the last. States are [N, B H, K, V].
+    """Passes through some chunks: forward from the state that enters the first, backward from the gradient of the state
+    that leaves the last.
     """
 
     def __init__(self, q, r, w, log_decay, y, beta, scale: float, decay_first: bool, keep: bool):
@@ -318,20 +323,19 @@ class _Chunks:
         else:
             self.weights = _ChannelWeights(q * scale, r, w, log_decay, decay_first, keep)
 
-    def forward(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """o, z, the states that enter the chunks, and the state that leaves the last one."""
-        m = self.weights
-        known = self.beta * self.y
-        out, z = torch.empty_like(known), torch.empty_like(known)
-        entering = state.new_empty(len(out), *state.shape)
+    def forward(self, state: Tensor, z: Tensor | None, entering: Tensor | None) -> tuple[Tensor, Tensor]:
+        """o and the state that leaves the last chunk; z and the states that enter the chunks where there is room."""
+        m, known = self.weights, self.beta * self.y
+        out, z = torch.empty_like(known), torch.empty_like(known) if z is None else z
         for n in range(len(out)):
-            entering[n] = state
+            if entering is not None:
+                entering[n] = state
             rest = torch.baddbmm(known[n], m.read_z[n], state, alpha=-1)
             # The solver looks below the diagonal only.
             torch.linalg.solve_triangular(m.system[n], rest, upper=False, unitriangular=True, out=z[n])
             torch.bmm(m.read_q[n], state, out=out[n]).baddbmm_(m.mix[n], z[n])
             state = (m.total[n] * state).baddbmm_(m.write[n].mT, z[n])
-        return out, z, entering, state
+        return out, state
 
     def backward(self, grad_out: Tensor, grad_state: Tensor, z: Tensor, entering: Tensor) -> tuple[Tensor, ...]:
         """The gradients of q, r, w, log_decay, y, beta, and of the state that enters the first chunk."""
@@ -357,7 +361,7 @@ class _Chunks:
 
 
 class _HeadWeights:
-    """Decays per head: what the passes through chunks need, made from q, r, w [N, B H, C, K], log_decay [N, B H, C, 1].
+    """What the passes through chunks need, under decays per head.
 
     Attributes:
         system, mix: r_t^T D_ts w_s and q_t^T D_ts w_s [N, B H, C, C].
@@ -387,7 +391,7 @@ class _HeadWeights:
 
 
 class _ChannelWeights:
-    """The same for decays per channel, log_decay [N, B H, C, K]; total is [N, B H, K, 1]."""
+    """The same under decays per channel; total is [N, B H, K, 1]."""
 
     def __init__(self, q: Tensor, r: Tensor, w: Tensor, log_decay: Tensor, decay_first: bool, keep: bool):
         self.q, self.w, self.decay_first = q, w, decay_first

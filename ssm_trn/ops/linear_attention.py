@@ -125,16 +125,16 @@ def reference(
     return (scale * torch.stack(outputs, 1)).to(v.dtype), state
 
 
-# The chunked form (Mamba-2, section 6; GLA, section 4). With D_ts = exp(g_{s+1} + ... + g_t), in a chunk that starts from S
+# The chunked form (Mamba-2, section 6; GLA, section 4). With D_ts = exp(g_{s+1} + ... + g_t), a chunk that follows S has
 #
 #     o_t = (D_t0 q_t)^T S + sum_{s<=t} (q_t^T D_ts k_s) v_s        S' = D_C0 S + sum_s (D_Cs k_s) v_s^T
 #
 # all in matrix products; only S goes from chunk to chunk one by one. Decays per key channel scale q and k. Decays per
-# head are plain numbers, so they scale o and v instead: the R heads of a group then share the products with q and k, and
-# these products are single large ones, [C, K] times [K, R V].
+# head are plain numbers, so they scale o and v instead: the R heads of a group then share the products with q and k,
+# single large ones, [C, K] times [K, R V].
 #
-# The backward pass keeps the inputs and the states that enter the chunks, and computes the rest of a chunk again.
-# Forward and backward are custom operators, so that torch.compile takes them whole and does not unroll the loop over time.
+# The backward pass keeps the inputs and the states that enter the chunks, and computes the rest of a chunk again. Both
+# passes are custom operators, so that torch.compile takes them whole and does not unroll the loop over time.
 #
 # Shapes: N chunks of C steps, G groups of R heads. Values are [B, N, G, C, R, V], states [B, N, G, K, R, V].
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ssm_trn.ops.backends import select
+from ssm_trn.ops.threads import one_thread
 
 # An infinite step size is a full decay. It is cut to a finite one, so that inf * 0 makes no NaN in a gradient.
 LARGEST_STEP = 1e30
@@ -57,7 +58,7 @@ def selective_scan(
     _check(x, dt, A, B, C, D, reset, state)
     real = torch.promote_types(x.dtype, torch.float32)
     is_complex = any(t is not None and t.is_complex() for t in (A, B, C))
-    dtype = real.to_complex() if is_complex else real
+    dtype = torch.promote_types(real, torch.complex32) if is_complex else real
     A = A.to(dtype)
     B, C = (torch.ones_like(A) if t is None else t.to(dtype) for t in (B, C))
     if is_complex:
@@ -84,7 +85,7 @@ def reference(
     scale_input: bool,
 ) -> tuple[Tensor, Tensor]:
     """The recurrence as a plain loop, with y_t = Re(C_t h_t) + D x_t. A, B, C and the state have one dtype."""
-    real = state.dtype.to_real()
+    real = torch.promote_types(x.dtype, torch.float32)
     inputs, steps = x.to(real), dt.to(real).clamp(max=LARGEST_STEP)
     writes, reads = (_for_each_channel(t, x) for t in (B, C))  # [B, T, D, N]
     outputs = []
@@ -117,11 +118,13 @@ def _for_each_channel(coefficient: Tensor, x: Tensor) -> Tensor:
 
 def chunked(*inputs) -> tuple[Tensor, Tensor]:
     """The same as `reference`, block by block; keeps the inputs and one state per block for the backward pass."""
-    y, final, _ = _scan(*inputs)
+    keep = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
+    y, final, _ = _scan(*inputs, keep)
     return y, final
 
 
 @torch.library.custom_op("ssm_trn::selective_scan", mutates_args=())
+@one_thread()
 def _scan(
     x: Tensor,
     dt: Tensor,
@@ -132,31 +135,34 @@ def _scan(
     state: Tensor,
     reset: Tensor | None,
     scale_input: bool,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y, the final state, and the states that enter the blocks (the last entry is the final state again)."""
+    """y, the final state, and if `keep` the states that enter the blocks."""
     call = _Call(x, dt, A, B, C, D, reset, scale_input)
-    y, entering = torch.empty_like(x, memory_format=torch.contiguous_format), call.states_between()
+    y, entering = torch.empty_like(x, memory_format=torch.contiguous_format), call.states_between(keep)
     y_view = call.time_first(y)
     entering[0] = call.states_first(state)
-    decay_buffer, state_buffer = call.buffer(), call.buffer()
     for rows in call.rows:
+        buffers = call.buffers(2, rows)
         for i, times in enumerate(call.times):
             block = _Block(call, times, rows)
-            decay, h = block.fit(decay_buffer), block.fit(state_buffer)
-            block.recur(entering[i, rows], decay, h)
-            entering[i + 1, rows] = h[-1]
-            y_block = _sum_states(block.C, h)  # [Q, R, G, 1, P]
-            y_view[times, rows] = y_block if D is None else y_block.addcmul_(block.x, call.D)
+            decay, h = (buffer.first(len(block.x)) for buffer in buffers)
+            before, after = (i, i + 1) if keep else (0, 0)
+            block.recur(entering[before, rows], decay, h)
+            entering[after, rows] = h.steps[-1]
+            y_block = _sum_states(block.C, h.whole)  # [Q, R, G, 1, P]
+            y_view[times, rows] = y_block if call.D is None else y_block.addcmul_(block.x, call.D)
     return y, call.channels_first(entering[-1]), entering
 
 
 @_scan.register_fake
-def _(x, dt, A, B, C, D, state, reset, scale_input):
-    entering = _Call(x, dt, A, B, C, D, reset, scale_input).states_between()
+def _(x, dt, A, B, C, D, state, reset, scale_input, keep):
+    entering = _Call(x, dt, A, B, C, D, reset, scale_input).states_between(keep)
     return torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty_like(state), entering
 
 
 @torch.library.custom_op("ssm_trn::selective_scan_backward", mutates_args=())
+@one_thread()
 def _scan_backward(
     grad_y: Tensor,
     grad_final: Tensor,
@@ -180,28 +186,28 @@ def _scan_backward(
     grad_A, grad_B, grad_C = (t.new_zeros(t.shape) for t in (call.A, call.B, call.C))
     grad_D = x.new_zeros(0) if call.D is None else torch.zeros_like(call.D)
     grad_state = call.states_first(grad_final).clone()  # of the state that leaves the block [B, G, N, P]
-    buffers = [call.buffer() for _ in range(3)]
     for rows in call.rows:
+        buffers = call.buffers(3, rows)
         for i, times in reversed(list(enumerate(call.times))):
             block = _Block(call, times, rows)
-            decay, h, grad_h = (block.fit(buffer) for buffer in buffers)
+            decay, h, grad_h = (buffer.first(len(block.x)) for buffer in buffers)
             block.recur(entering[i, rows], decay, h)
             grad_y_block = grad_y_view[times, rows].to(call.real)
-            _add_coefficient_gradient(grad_C, times, rows, h, grad_y_block)
-            torch.mul(grad_y_block, block.C, out=grad_h)
+            _add_coefficient_gradient(grad_C, times, rows, h.whole, grad_y_block)
+            torch.mul(grad_y_block, block.C, out=grad_h.whole)
             block.recur_back(grad_state[rows], decay, grad_h)
-            _add_coefficient_gradient(grad_B, times, rows, grad_h, block.written)
-            grad_written = _sum_states(block.B, grad_h)  # [Q, R, G, 1, P]
+            _add_coefficient_gradient(grad_B, times, rows, grad_h.whole, block.written)
+            grad_written = _sum_states(block.B, grad_h.whole)  # [Q, R, G, 1, P]
 
-            grad_exponent = decay.mul_(grad_h)
-            grad_exponent[1:].mul_(h[:-1])
+            grad_exponent = decay.whole
+            grad_exponent[1:].mul_(h.whole[:-1])
             grad_exponent[0].mul_(entering[i, rows])
-            grad_A += torch.mul(grad_exponent, block.dt, out=h).sum((0, 1))
-            grad_dt_block = torch.mul(grad_exponent, call.A, out=h).sum(-2, keepdim=True).real
+            grad_A += torch.mul(grad_exponent, block.dt, out=h.whole).sum((0, 1))
+            grad_dt_block = torch.mul(grad_exponent, call.A, out=h.whole).sum(-2, keepdim=True).real
             if scale_input:
                 grad_dt_block.addcmul_(grad_written, block.x)
                 grad_written.mul_(block.dt)
-            if D is not None:
+            if call.D is not None:
                 grad_written.addcmul_(grad_y_block, call.D)
                 grad_D += (grad_y_block * block.x).sum((0, 1))
             grad_x_view[times, rows], grad_dt_view[times, rows] = grad_written, grad_dt_block
@@ -216,7 +222,7 @@ def _(grad_y, grad_final, x, dt, A, B, C, D, entering, reset, scale_input):
 
 
 def _keep_for_backward(ctx, inputs, output) -> None:
-    x, dt, A, B, C, D, _, reset, ctx.scale_input = inputs
+    x, dt, A, B, C, D, _, reset, ctx.scale_input, _ = inputs
     ctx.save_for_backward(x, dt, A, B, C, D, output[2], reset)
     ctx.set_materialize_grads(False)  # the states between blocks get no gradient, not even zeros
 
@@ -231,7 +237,7 @@ def _backward(ctx, grad_y: Tensor | None, grad_final: Tensor | None, _) -> tuple
         *grads, grad_D, grad_state = _scan_backward(
             grad_y, grad_final, x, dt, A, B, C, D, entering, reset, ctx.scale_input
         )
-    return *grads, None if D is None else grad_D, grad_state, None, None
+    return *grads, None if D is None else grad_D, grad_state, None, None, None
 
 
 _scan.register_autograd(_backward, setup_context=_keep_for_backward)
@@ -240,12 +246,22 @@ _scan.register_autograd(_backward, setup_context=_keep_for_backward)
 class _Call:
     """The inputs of one call as views with time first, and how it is cut into blocks of steps and rows."""
 
-    def __init__(self, x, dt, A, B, C, D, reset, scale_input):
+    def __init__(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None,
+        reset: Tensor | None,
+        scale_input: bool,
+    ):
         self.groups = next((c.shape[2] for c in (B, C) if c.dim() == 4), 1)
         self.real, self.scale_input = A.dtype.to_real(), scale_input
         self.x, self.dt = self.time_first(x), self.time_first(dt)
         self.A, self.B, self.C = self.coefficient(A), self.coefficient(B), self.coefficient(C)
-        self.A_log2 = self.A / math.log(2)  # exp(dt A) = exp2(dt A_log2), the faster one on many processors
+        self.A_log2 = self.A / math.log(2)  # exp(dt A) = exp2(dt A_log2), which is faster on many processors
         self.D = None if D is None else D.view(self.groups, 1, -1)  # [G, 1, P]
         self.kept = None  # 0 at a reset, else 1: [T, B, 1, 1, 1]
         if reset is not None:
@@ -259,13 +275,14 @@ class _Call:
         step_count = min(length, max(block // (row_count * A.numel()), min(A.shape[1] // 2, 32), 1))
         self.rows = [slice(start, min(start + row_count, batch)) for start in range(0, batch, row_count)]
         self.times = [slice(start, min(start + step_count, length)) for start in range(0, length, step_count)]
-        self.buffer_shape = (step_count, row_count, *self.A.shape)  # [Q, R, G, N, P]
 
-    def buffer(self) -> Tensor:
-        return self.A.new_empty(self.buffer_shape)
+    def buffers(self, count: int, rows: slice) -> list["_Buffer"]:
+        shape = (self.times[0].stop, rows.stop - rows.start, *self.A.shape)  # [Q, R, G, N, P]
+        return [_Buffer(self.A.new_empty(shape)) for _ in range(count)]
 
-    def states_between(self) -> Tensor:
-        return self.A.new_empty(len(self.times) + 1, self.x.shape[1], *self.A.shape)  # [blocks + 1, B, G, N, P]
+    def states_between(self, keep: bool) -> Tensor:
+        count = len(self.times) + 1 if keep else 1
+        return self.A.new_empty(count, self.x.shape[1], *self.A.shape)  # [count, B, G, N, P]
 
     def time_first(self, t: Tensor) -> Tensor:
         return t.transpose(0, 1).unflatten(-1, (self.groups, 1, -1))  # [B, T, D] -> [T, B, G, 1, P]
@@ -296,28 +313,36 @@ class _Block:
         self.B, self.C = (c if c.dim() == 3 else c[times, rows] for c in (call.B, call.C))
         self.kept = None if call.kept is None else call.kept[times, rows]
 
-    def fit(self, buffer: Tensor) -> Tensor:
-        steps, rows = self.x.shape[:2]
-        return buffer[:steps, :rows]
-
-    def recur(self, entering: Tensor, decay: Tensor, h: Tensor) -> None:
+    def recur(self, entering: Tensor, decay: "_Buffer", h: "_Buffer") -> None:
         """Fills `decay` with exp(dt A) and `h` with the states, from the state that enters the block [R, G, N, P]."""
-        torch.mul(self.dt, self.A_log2, out=decay).exp2_()
+        torch.mul(self.dt, self.A_log2, out=decay.whole).exp2_()
         if self.kept is not None:
-            decay.mul_(self.kept)
-        torch.mul(self.written, self.B, out=h)
-        for decay_q, h_q in zip(decay.unbind(), h.unbind(), strict=True):
+            decay.whole.mul_(self.kept)
+        torch.mul(self.written, self.B, out=h.whole)
+        for decay_q, h_q in zip(decay.steps, h.steps, strict=True):
             h_q.addcmul_(decay_q, entering)
             entering = h_q
 
-    def recur_back(self, leaving: Tensor, decay: Tensor, grad_h: Tensor) -> None:
-        """Adds to `grad_h`, the gradients of the states through their own y alone, what comes through later states; and
-        turns `leaving`, the gradient of the state that leaves the block, into that of the state that enters it."""
-        decays, grads = decay.unbind(), grad_h.unbind()
-        grads[-1].add_(leaving)
-        for q in range(len(grads) - 1, 0, -1):
-            grads[q - 1].addcmul_(decays[q], grads[q])
-        torch.mul(decays[0], grads[0], out=leaving)
+    def recur_back(self, leaving: Tensor, decay: "_Buffer", grad_h: "_Buffer") -> None:
+        """Adds to `grad_h`, the gradient of each state through its own y alone, what comes through the later states.
+
+        `decay` becomes its product with `grad_h`; `leaving`, the gradient of the state that leaves the block, becomes
+        that of the state that enters it.
+        """
+        later = leaving
+        for decay_q, grad_q in zip(reversed(decay.steps), reversed(grad_h.steps), strict=True):
+            later = decay_q.mul_(grad_q.add_(later))
+        leaving.copy_(later)
+
+
+class _Buffer:
+    """Room for one block [Q, R, G, N, P], and its steps as views, made once: that costs as much as to use them."""
+
+    def __init__(self, whole: Tensor):
+        self.whole, self.steps = whole, whole.unbind()
+
+    def first(self, count: int) -> "_Buffer":
+        return self if count == len(self.steps) else _Buffer(self.whole[:count])
 
 
 def _sum_states(coefficient: Tensor, h: Tensor) -> Tensor:
@@ -352,7 +377,7 @@ def _check(
         raise ValueError(f"dt must have the shape of x, {list(x.shape)}, got {list(dt.shape)}")
     if A.dim() != 2 or A.shape[0] != channels:
         raise ValueError(f"A must be [channels = {channels}, states], got {list(A.shape)}")
-    groups = set()
+    groups = []
     for name, t in (("B", B), ("C", C)):
         if t is None or t.shape == A.shape:
             continue
@@ -361,9 +386,9 @@ def _check(
                 f"{name} must be [{batch}, {length}, groups, {A.shape[1]}] with groups that divide {channels} "
                 f"channels, or {list(A.shape)} for all steps, got {list(t.shape)}"
             )
-        groups.add(t.shape[2])
-    if len(groups) > 1:
-        raise ValueError(f"B and C must have the same number of groups, got {B.shape[2]} and {C.shape[2]}")
+        groups.append(t.shape[2])
+    if len(set(groups)) > 1:
+        raise ValueError(f"B and C must have the same number of groups, got {groups[0]} and {groups[1]}")
     if D is not None and D.shape != (channels,):
         raise ValueError(f"D must be [channels = {channels}], got {list(D.shape)}")
     if reset is not None and (reset.shape != (batch, length) or reset.dtype != torch.bool):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssm_trn.ops.backends import select
-from ssm_trn.ops.masking import pass_through
+from ssm_trn.ops.threads import one_thread
 
 
 def short_conv(
@@ -93,8 +93,8 @@ def reference(history: Tensor, weight: Tensor, bias: Tensor, age: Tensor | None,
     return (F.silu(z) if silu else z).to(history.dtype)
 
 
-# The form that runs: for each tap one multiplication and addition over many steps at once. Time stays before channels, as
-# everywhere else (F.conv1d needs two transposes), and blocks are small enough to stay in the cache from tap to tap.
+# The form that runs: for each tap one multiplication and addition over many steps at once. Time stays before channels,
+# as everywhere else (F.conv1d needs two transposes), and blocks are small enough to stay in the cache from tap to tap.
 # Forward and backward are custom operators: the backward pass keeps the inputs alone and computes z again.
 
 
@@ -104,6 +104,7 @@ def blocked(history: Tensor, weight: Tensor, bias: Tensor, age: Tensor | None, s
 
 
 @torch.library.custom_op("ssm_trn::short_conv", mutates_args=())
+@one_thread()
 def _convolve(history: Tensor, weight: Tensor, bias: Tensor, age: Tensor | None, silu: bool) -> Tensor:
     y = _new_output(history, weight)
     for block in _blocks(y):
@@ -118,6 +119,7 @@ def _(history, weight, bias, age, silu):
 
 
 @torch.library.custom_op("ssm_trn::short_conv_backward", mutates_args=())
+@one_thread()
 def _convolve_backward(
     grad_y: Tensor, history: Tensor, weight: Tensor, bias: Tensor, age: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -201,8 +203,7 @@ def _steps_since_reset(reset: Tensor) -> Tensor:
 def _delete_masked(x: Tensor, reset: Tensor | None, mask: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
     """Moves the real steps of each row to its front, in order; and says where each step went [B, T]."""
     order = torch.argsort(~mask, dim=1, stable=True)  # [B, T]
-    (x,) = pass_through(mask, x)
-    x = x.gather(1, order[..., None].expand_as(x))
+    x = x.masked_fill(~mask[..., None], 0).gather(1, order[..., None].expand_as(x))
     if reset is not None:
         reset = (reset & mask).gather(1, order)
     return x, reset, (mask.cumsum(1) - 1).clamp(min=0)

@@ -132,6 +132,7 @@ def _silence() -> None:
         ".*args parameter is intended to run from within Python.*",
         ".*does not have many workers.*",
         ".*your dataloader is not resumable.*",  # what it yields depends on the step alone
+        ".*The dirpath has changed.*",  # a checkpoint of another run was asked for
         ".*LeafSpec.* is deprecated.*",
         ".*The number of training batches .* is smaller than the logging interval.*",
     ):

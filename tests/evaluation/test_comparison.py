@@ -36,23 +36,32 @@ STUDY = {
 }
 
 
-@pytest.fixture
-def study(tmp_path, data):
-    """A study file, changed by keyword arguments, over the prepared data of these tests."""
+@pytest.fixture(scope="module")
+def study(tmp_path_factory, data):
+    """Writes a study over the prepared data of these tests, changed by keyword arguments; returns its file."""
 
-    def write(**changes) -> str:
+    def write(output: Path, **changes) -> str:
         corpus = str(Path(data).parent / "corpus.jsonl")
         prepared = {"source": corpus, "output": data, "vocab_size": 480, "holdout_every": 5}
-        path = tmp_path / "study.yaml"
-        path.write_text(yaml.safe_dump({**STUDY, "prepare": prepared, "output": str(tmp_path / "runs"), **changes}))
+        path = tmp_path_factory.mktemp("study") / "study.yaml"
+        path.write_text(yaml.safe_dump({**STUDY, "prepare": prepared, "output": str(output), **changes}))
         return str(path)
 
     return write
 
 
-def test_a_study_becomes_a_report(study, tmp_path, capsys):
-    assert main(["compare", study(seeds=[0, 1])]) == 0
-    results = json.loads((tmp_path / "runs" / "results.json").read_text())
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, study) -> tuple[str, Path]:
+    """A study with two seeds and the folder of its results."""
+    folder = tmp_path_factory.mktemp("comparison") / "runs"
+    path = study(folder, seeds=[0, 1])
+    assert main(["compare", path]) == 0
+    return path, folder
+
+
+def test_a_study_becomes_a_report(finished):
+    _, folder = finished
+    results = json.loads((folder / "results.json").read_text())
     assert results["format_version"] == 1
     assert [(model["name"], model["seed"]) for model in results["models"]] == [
         ("mixture", 0),
@@ -71,15 +80,14 @@ def test_a_study_becomes_a_report(study, tmp_path, capsys):
     assert "difference" in mixture and "difference" not in transformer
     difference = mixture["bits_per_byte"]["value"] - transformer["bits_per_byte"]["value"]
     assert mixture["difference"]["value"] == pytest.approx(difference)
-    text = (tmp_path / "runs" / "report.md").read_text()
-    assert report.table(results) in text and report.table(results) in capsys.readouterr().out
+    text = (folder / "report.md").read_text()
+    assert report.table(results) in text
     for plot in ("learning_curves.svg", "decode_speed.svg"):
-        assert "<svg" in (tmp_path / "runs" / plot).read_text() and plot in text
+        assert "<svg" in (folder / plot).read_text() and plot in text
 
 
-def test_a_stopped_comparison_goes_on_and_repeats_its_figures(study, tmp_path, monkeypatch):
-    path, whole = study(), tmp_path / "whole"
-    assert main(["compare", path, "--output", str(whole)]) == 0
+def test_a_stopped_comparison_goes_on_and_repeats_its_figures(study, finished, tmp_path, monkeypatch):
+    path = study(tmp_path)
 
     def stop(*args, **kwargs):
         raise KeyboardInterrupt
@@ -89,7 +97,7 @@ def test_a_stopped_comparison_goes_on_and_repeats_its_figures(study, tmp_path, m
     monkeypatch.setattr(command_line, "run", lambda *words: stop() if "transformer" in str(words) else fit(*words))
     with pytest.raises(KeyboardInterrupt):
         main(["compare", path])
-    trained = tmp_path / "runs" / "mixture-seed0" / "model.safetensors"
+    trained = tmp_path / "mixture-seed0" / "model.safetensors"
     written = trained.stat().st_mtime_ns
     monkeypatch.setattr(command_line, "run", fit)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -97,24 +105,24 @@ def test_a_stopped_comparison_goes_on_and_repeats_its_figures(study, tmp_path, m
         main(["compare", path])
     assert main(["compare", path]) == 0
     assert trained.stat().st_mtime_ns == written
-    first, second = (json.loads((folder / "results.json").read_text()) for folder in (whole, tmp_path / "runs"))
-    for one, other in zip(first["models"], second["models"], strict=True):
-        for same in ("bits_per_byte", "tasks", "learning_curve", "parameters"):
+    undisturbed, resumed = (json.loads((folder / "results.json").read_text()) for folder in (finished[1], tmp_path))
+    assert len(resumed["models"]) == 2
+    for one, other in zip(undisturbed["models"][:2], resumed["models"], strict=True):
+        for same in ("name", "bits_per_byte", "tasks", "learning_curve", "parameters"):
             assert one[same] == other[same]
 
 
-def test_the_report_is_made_anew_from_the_results(study, tmp_path):
-    path = study()
-    assert main(["compare", path]) == 0
-    text = (tmp_path / "runs" / "report.md").read_text()
-    (tmp_path / "runs" / "report.md").unlink()
+def test_the_report_is_made_anew_from_the_results(finished, tmp_path):
+    path, folder = finished
+    text = (folder / "report.md").read_text()
+    (folder / "report.md").unlink()
     assert main(["compare", path, "--only_report"]) == 0
-    assert (tmp_path / "runs" / "report.md").read_text() == text
+    assert (folder / "report.md").read_text() == text
     page = tmp_path / "page.md"
     page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
-    report.main([str(tmp_path / "runs" / "results.json"), "--into", str(page)])
-    results = report.read_results(tmp_path / "runs" / "results.json")
-    assert page.read_text() == f"before\n{report.BEGIN}\n\n{report.table(results)}\n\n{report.END}\nafter\n"
+    report.main([str(folder / "results.json"), "--into", str(page)])
+    table = report.table(report.read_results(folder / "results.json"))
+    assert page.read_text() == f"before\n{report.BEGIN}\n\n{table}\n\n{report.END}\nafter\n"
 
 
 @pytest.mark.parametrize(
@@ -125,24 +133,26 @@ def test_the_report_is_made_anew_from_the_results(study, tmp_path):
         ({"parameters": 100}, "model 'mixture': no width brings this model to 100 parameters"),
         ({"tasks": ["nothing"]}, "nothing"),
         ({"seeds": []}, "at least one seed"),
+        ({"fit": {"trainer": {"max_steps": 3}}}, "does not set data.init_args.batch_size"),
+        ({"fit": {**STUDY["fit"], "trainer": "none.yaml"}}, "there is no file"),
+        ({"models": {"transformer": "none.yaml"}}, "there is no file"),
         ({"colour": "blue"}, "colour"),
         ({"prepare": {"source": "missing.txt", "output": "data"}}, "missing.txt"),
     ],
 )
 def test_a_wrong_study_is_told_in_one_sentence(study, tmp_path, monkeypatch, capsys, changes, message):
     monkeypatch.chdir(tmp_path)
-    assert main(["compare", study(**changes)]) == 2
+    assert main(["compare", study(tmp_path / "runs", **changes)]) == 2
     error = capsys.readouterr().err.strip()
     assert error.startswith("ssm-trn: error: ") and message in error and "\n" not in error
-    assert not (tmp_path / "runs" / "results.json").exists()
+    assert not (tmp_path / "runs").exists()
 
 
-def test_a_changed_study_does_not_mix_with_what_is_there(study, tmp_path, capsys):
-    assert main(["compare", study()]) == 0
+def test_a_changed_study_does_not_mix_with_what_is_there(study, finished, capsys):
     changed = {**STUDY["fit"], "model": {"init_args": {"learning_rate": 0.02, "warmup_steps": 2}}}
-    assert main(["compare", study(fit=changed)]) == 2
+    assert main(["compare", study(finished[1], fit=changed)]) == 2
     assert "holds a run of another study" in capsys.readouterr().err
-    assert main(["compare", str(tmp_path / "no.yaml")]) == 2
+    assert main(["compare", "no.yaml"]) == 2
     assert "there is no study" in capsys.readouterr().err
 
 

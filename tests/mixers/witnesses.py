@@ -86,7 +86,7 @@ def kimi_linear_weights(w: Weights, config) -> Weights:
 
 def import_transformers():
     """transformers, or a skipped test: earlier releases lack some of the models and name their caches otherwise."""
-    return pytest.importorskip("transformers", minversion="5.24", reason="the witnesses are its models")
+    return pytest.importorskip("transformers", minversion="5.24", reason="needs transformers 5.24, of '.[dev]'")
 
 
 @dataclass(frozen=True)
