@@ -14,6 +14,8 @@ Sequence models beyond the transformer: trained on AWS Trainium, a GPU or a CPU,
 
 commands:"""
 
+_WRAPPING = re.compile("Parser key|Problem with given class_path|Does not validate")
+
 
 def main(args: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status: 0, or 2 after wrong input, which is told in one sentence.
@@ -112,10 +114,3 @@ def _sentence(error: BaseException) -> str:
     if message.startswith("- "):  # a list of what it might have been; the first says enough
         message = message[2:].split(" - ")[0]
     return f"{option[-1]}: {message}" if option and message.startswith("Expected") else message
-
-
-_WRAPPING = re.compile("Parser key|Problem with given class_path|Does not validate")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

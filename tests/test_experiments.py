@@ -45,7 +45,7 @@ def test_model(piece):
 
 @pytest.mark.parametrize("piece", DATA, ids=lambda path: path.stem)
 def test_data(piece, data, tmp_path):
-    train_two_steps(data, tmp_path / "run", "--config", str(EXPERIMENTS[0]), "--config", str(piece))
+    train_two_steps(data, tmp_path / "run", "--config", str(EXPERIMENTS[0]), "--data", str(piece))
 
 
 @pytest.mark.parametrize("piece", TRAINERS, ids=lambda path: path.stem)

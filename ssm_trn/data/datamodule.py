@@ -65,6 +65,7 @@ class TokenDataModule(pl.LightningDataModule):
         self.validation = TokenFile.open(self.folder, "validation")
         if stage == "fit":
             self.train = TokenFile.open(self.folder, "train")
+            count_blocks(self.train, self.block_length)  # before a validation with blocks of that length
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -113,6 +114,17 @@ class TokenDataModule(pl.LightningDataModule):
         return place["rank"], place["num_replicas"]
 
 
+def count_blocks(tokens: TokenFile, block_length: int) -> int:
+    """The whole blocks in a split; a ValueError if there is none."""
+    blocks = (len(tokens) - 1) // block_length
+    if blocks < 1:
+        raise ValueError(
+            f"the {tokens.split} split has {len(tokens)} tokens, fewer than one block of {block_length} + 1: "
+            "prepare more text or choose a smaller block_length"
+        )
+    return blocks
+
+
 class TrainingBatches(Dataset[Batch]):
     """The endless row of training batches: item s is the batch of step s."""
 
@@ -120,12 +132,7 @@ class TrainingBatches(Dataset[Batch]):
         self, tokens: TokenFile, block_length: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1
     ) -> None:
         """Raises ValueError if the split is shorter than a block, or the batch does not divide among the ranks."""
-        self.blocks = (len(tokens) - 1) // block_length
-        if self.blocks < 1:
-            raise ValueError(
-                f"the {tokens.split} split has {len(tokens)} tokens, fewer than one block of {block_length} + 1: "
-                "prepare more text or choose a smaller block_length"
-            )
+        self.blocks = count_blocks(tokens, block_length)
         self._tokens, self._block_length, self._seed = tokens, block_length, seed
         self._batch_size, self._rows = batch_size, _rows_of(rank, world_size, batch_size)
 

@@ -19,7 +19,7 @@ from jsonargparse import ArgumentParser
 from ssm_trn import LanguageModel, ModelConfig, __version__
 from ssm_trn.data.prepare import prepare
 from ssm_trn.evaluation import report, scoring
-from ssm_trn.evaluation.evaluate import BITS_PER_BYTE, evaluate
+from ssm_trn.evaluation.evaluate import BITS_PER_BYTE, evaluate, quiet
 from ssm_trn.evaluation.speed import speeds
 from ssm_trn.evaluation.tasks import load_tasks
 from ssm_trn.matching import match_parameters
@@ -35,8 +35,8 @@ class Study:
         baseline: the model that the others are compared with.
         parameters: the size that each model is brought to, by `match_parameters`.
         prepare: arguments of `ssm-trn prepare`.
-        fit: a configuration of `ssm-trn fit` without the model's config, seeds and run folder; its trainer may be a
-            YAML file. Paths are relative to the study's file.
+        fit: a configuration of `ssm-trn fit` without the model's config, seeds and run folder; its parts may be YAML
+            files. All paths are relative to the study's file.
         seeds: of the initial weights and of the order of the data; one run each.
         tasks: that `ssm-trn evaluate` knows.
         task_limit: items of each task; None: all.
@@ -95,7 +95,7 @@ class Study:
         values = parser.parse_path(path).as_dict()
         folder = Path(path).parent
         values["models"] = {name: _piece(folder, model) for name, model in values["models"].items()}
-        values["fit"]["trainer"] = _piece(folder, values["fit"].get("trainer", {}))
+        values["fit"] = {name: _piece(folder, part) for name, part in values["fit"].items()}
         return cls(**values)
 
 
@@ -144,7 +144,8 @@ def compare(
 
 def _run(path: str, study: Study, folder: Path, benchmarks: str | None) -> dict[str, Any]:
     meta = prepare(**study.prepare)
-    load_tasks(study.tasks, data=study.prepare["output"], benchmarks=benchmarks)  # a wrong name is told before training
+    with quiet("lm_eval"):  # a wrong task is told before the training
+        load_tasks(study.tasks, data=study.prepare["output"], benchmarks=benchmarks)
     configs = {name: model_config(study, name, meta["tokenizer"]["vocab_size"]) for name in study.models}
     runs = {
         (name, seed): _train(study, config, folder / f"{name}-seed{seed}", seed)
@@ -224,7 +225,7 @@ def _train(study: Study, config: ModelConfig, run: Path, seed: int) -> Path:
         },
         "data": {
             "class_path": "ssm_trn.data.TokenDataModule",
-            "init_args": {"folder": study.prepare["output"], "seed": seed, **study.fit["data"]["init_args"]},
+            "init_args": {**study.fit["data"]["init_args"], "folder": study.prepare["output"], "seed": seed},
         },
     }
     text = yaml.safe_dump(experiment, sort_keys=False)

@@ -73,14 +73,14 @@ def evaluate(
         "max_length": lm.max_length,
         "lm_eval": version("lm_eval"),
     }
-    result: dict[str, Any] = {**head, "tasks": {}, **_earlier(path, head)}
-    with _quiet("lm_eval"):
+    earlier = _earlier(path, head)
+    with quiet("lm_eval"):
         named = [name for name in names if name != BITS_PER_BYTE]
         loaded = load_tasks(named, data=data, benchmarks=benchmarks, online=online)
-        if BITS_PER_BYTE in names:
-            result[BITS_PER_BYTE] = _score_held_out(lm, data)
-        result["tasks"] |= _run_tasks(lm, loaded, limit)
-    print(table(result))
+        new = {BITS_PER_BYTE: _score_held_out(lm, data)} if BITS_PER_BYTE in names else {}
+        new["tasks"] = _run_tasks(lm, loaded, limit)
+    print(table(new))
+    result = {**head, **earlier, **new, "tasks": {**earlier.get("tasks", {}), **new["tasks"]}}
     _write(path, result)
     return result
 
@@ -160,7 +160,7 @@ def _write(path: Path, result: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _quiet(name: str) -> Iterator[None]:
+def quiet(name: str) -> Iterator[None]:
     """A library's logger without its warnings, which are about things that are as they should be."""
     logger = logging.getLogger(name)
     level = logger.level

@@ -42,7 +42,8 @@ class HarnessModel(TemplateLM):
     """A trained model, or one in memory, for `lm_eval.evaluate`; `--model ssm_trn` on lm-eval's command line.
 
     Args:
-        pretrained: a run folder (config.json, model.safetensors, tokenizer.model), or a LanguageModel.
+        pretrained: a run folder (config.json, model.safetensors, tokenizer.model), or a LanguageModel, which goes to
+            the device and into evaluation mode.
         tokenizer: for a LanguageModel, its tokenizer.
         batch_size: contexts, and continuations, at once. "auto" is the default: the result does not depend on it.
         max_length: most tokens that the model reads for one request; by default the block length of the run's training.
@@ -234,7 +235,7 @@ class HarnessModel(TemplateLM):
 
     def _generate(self, prompts: list[list[int]], options: dict) -> list[str]:
         """What follows each prompt: the prompts in one pass, then one step a token for all rows that are not done."""
-        temperature = options["temperature"] if options["do_sample"] else 0.0
+        temperature = options.get("temperature", 1.0) if options["do_sample"] else 0.0
         state, last = self._read(prompts, options["max_gen_toks"])
         generated: list[list[int]] = [[] for _ in prompts]
         texts = [""] * len(prompts)

@@ -24,7 +24,7 @@ from ssm_trn.evaluation.runs import data_settings
 
 BENCHMARKS_VARIABLE = "SSM_TRN_BENCHMARKS"
 OWN_TASKS = ("true_ending", "word_order")
-ITEMS = 200
+_ITEMS = 200
 _SENTENCE_END = re.compile(r"""[.!?]["'\u201d\u2019)]*(?=\s)|\n""")  # abbreviations end some too early: no harm done
 _TASK_FILES = Path(__file__).with_name("task_files")
 _OFFICIAL = Path(lm_eval.tasks.__file__).parent
@@ -116,7 +116,10 @@ def write_overlay(overlay: Path, names: Iterable[str], benchmarks: Path) -> None
 def read_benchmark(file: str, **_) -> dict:
     """The items of a JSON-lines file, as lm-eval takes them from a `custom_dataset` function."""
     with open(file, encoding="utf-8") as lines:
-        return _test_split([json.loads(line) for line in lines if line.strip()])
+        try:
+            return _test_split([json.loads(line) for line in lines if line.strip()])
+        except ValueError as error:
+            raise ValueError(f"{file} is not a file of JSON lines ({error}): get it anew") from error
 
 
 def true_ending(data: str | None = None, pretrained: str | None = None, **_) -> dict:
@@ -219,7 +222,7 @@ def _sentences(document: str) -> list[tuple[int, int]]:
 def _chosen(places: Sequence[_Place], generator: random.Random) -> list[_Place]:
     if len({place.sentence for place in places}) < 4:
         raise ValueError("the held-out text is too short to make test items from: prepare more text")
-    return generator.sample(places, min(ITEMS, len(places)))
+    return generator.sample(places, min(_ITEMS, len(places)))
 
 
 def _item(passage: str, truth: str, others: list[str], generator: random.Random) -> dict:

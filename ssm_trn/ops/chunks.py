@@ -28,21 +28,6 @@ def cut(x: Tensor, chunk_size: int) -> Tensor:
     return x.reshape(batch, -1, chunk_size, *x.shape[2:])
 
 
-def segment_sums(log_decay: Tensor) -> Tensor:
-    """All partial sums of the last axis: [..., C] -> [..., C, C] with sums[..., i, j] = sum over j < s <= i of
-    log_decay[..., s], 0 on the diagonal and -inf above it.
-
-    Row 0 and column 0 do not contain log_decay[..., 0]: the decay of the state that enters the chunk is its plain
-    cumulative sum. Row C-1 holds the suffix sums, the decay from each step to the chunk's end.
-    """
-    size = log_decay.shape[-1]
-    # The cumulative sum runs along the last axis (contiguous: 9 times faster on a CPU), so build it transposed.
-    later = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).triu(1)
-    terms = log_decay[..., None, :].masked_fill(~later, 0.0)  # [..., j, s]: log_decay_s where s > j
-    sums = terms.cumsum(-1).masked_fill(later.mT & ~torch.eye(size, dtype=torch.bool, device=later.device), -torch.inf)
-    return sums.mT
-
-
 def fold_reset(log_decay: Tensor, reset: Tensor | None) -> Tensor:
     """A reset before step t is a decay of exp(-inf) = 0 at step t. log_decay [B, T, ...], reset bool [B, T]."""
     if reset is None:

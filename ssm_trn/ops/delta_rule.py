@@ -20,8 +20,8 @@ from ssm_trn.ops.chunks import ChannelDecays, HeadDecays, cut, decay_of, fold_re
 
 # Of 16, 32, 64 and 128 the best on a CPU: larger ones do more work per step, smaller ones more steps.
 CHUNK_SIZE = 32
-# Numbers of a tensor over the chunks that are computed at a time on a CPU.
-SPAN = 2**16
+# Size of a tensor [N, B H, C, V] over the chunks that are computed at a time on a CPU: this bounds the memory.
+SPAN = 2**19
 
 Erase = tuple[Tensor, Tensor]
 
@@ -294,7 +294,7 @@ def _room(y: Tensor, state: Tensor, size: int, keep: bool) -> tuple[Tensor, Tens
 
 
 def _spans(x: Tensor) -> list[slice]:
-    """The chunks of x [B, N, C, H, X] to compute at a time: on a CPU as many as its cache holds, elsewhere all."""
+    """The chunks of x [B, N, C, H, X] to compute at a time: some on a CPU, elsewhere all."""
     count = x.shape[1]
     step = max(1, SPAN * count // x.numel()) if x.device.type == "cpu" else count
     return [slice(start, min(start + step, count)) for start in range(0, count, step)]

@@ -188,7 +188,7 @@ def _taps(
 
 def _filter(taps: list[tuple[Tensor, Tensor | None]], weight: Tensor, bias: Tensor) -> Tensor:
     """z of a block [R, Q, D]."""
-    z = bias.expand(taps[0][0].shape).contiguous()
+    z = bias.expand(taps[0][0].shape).clone(memory_format=torch.contiguous_format)  # never bias itself
     for (x, valid), weight_of_tap in zip(taps, weight, strict=True):
         z.addcmul_(x if valid is None else x * valid, weight_of_tap)
     return z

@@ -133,6 +133,7 @@ def _silence() -> None:
         ".*does not have many workers.*",
         ".*your dataloader is not resumable.*",  # what it yields depends on the step alone
         ".*The dirpath has changed.*",  # a checkpoint of another run was asked for
+        ".*recommended to use `self.log.*sync_dist=True.*",  # what is logged at the end of an epoch is reduced already
         ".*LeafSpec.* is deprecated.*",
         ".*The number of training batches .* is smaller than the logging interval.*",
     ):

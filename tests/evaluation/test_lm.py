@@ -213,7 +213,7 @@ def test_sampling_is_seeded_and_follows_the_temperature(tokenizer):
         lm = HarnessModel(BigramModel(table), tokenizer, max_length=MAX_LENGTH, seed=seed)
         return lm.generate_until(requests([("a", {"max_gen_toks": 20, **options})]), disable_tqdm=True)
 
-    assert sample(0, temperature=1.0) == sample(0, temperature=1.0) != sample(1, temperature=1.0)
+    assert sample(0, temperature=1.0) == sample(0, do_sample=True) != sample(1, temperature=1.0)
     assert sample(0, temperature=1e-3) == sample(1, temperature=1e-3) == sample(0) == sample(1, do_sample=False)
 
 

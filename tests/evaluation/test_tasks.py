@@ -56,6 +56,10 @@ def test_wrong_names_and_folders_are_told_in_a_sentence(benchmarks, tmp_path, mo
     missing = os.path.join(tmp_path, "blimp", "adjunct_island.jsonl")
     with pytest.raises(FileNotFoundError, match=f"'blimp_adjunct_island' needs {missing}.*--benchmarks"):
         load_tasks(["blimp"], benchmarks=str(tmp_path))
+    (tmp_path / "copa").mkdir()
+    (tmp_path / "copa" / "validation.jsonl").write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(ValueError, match="validation.jsonl is not a file of JSON lines"):
+        load_tasks(["copa"], benchmarks=str(tmp_path))
     with pytest.raises(ValueError, match="made from held-out text.*--data"):
         load_tasks(["true_ending"])
 

@@ -1,0 +1,46 @@
+"""What README tells a user to type works, and its table is what the results say."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssm_trn.cli import main
+from ssm_trn.evaluation import report
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+COMMANDS = [line.split("#")[0].split() for line in re.findall(r"^    ssm-trn (.*)", README, re.MULTILINE)]
+
+# What makes each command small enough for a test; the commands themselves stay as they are.
+TINY_RUN = ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--trainer.limit_val_batches", "1"]
+TINY_RUN += ["--trainer.enable_progress_bar", "false", "--data.init_args.block_length", "64"]
+TINY = {"prepare": [], "fit": TINY_RUN, "evaluate": ["--limit", "4", "--tasks", "true_ending"], "compare": ["--help"]}
+
+
+def test_the_commands_of_the_readme_work_one_after_the_other(tmp_path, monkeypatch):
+    for folder in ("configs", "experiments"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    monkeypatch.chdir(tmp_path)
+    assert [words[0] for words in COMMANDS] == ["prepare", "fit", "evaluate", "compare"]
+    for words in COMMANDS:
+        assert main([*words, *TINY[words[0]]]) == 0
+    assert (tmp_path / "runs" / "mamba2_2m_sotu" / "evaluation.json").exists()
+
+
+def test_the_python_of_the_readme_works():
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    names = {"tokens": torch.ones(1, 5, dtype=torch.int64), "next_token": torch.ones(1, 1, dtype=torch.int64)}
+    exec(code, names)
+    assert names["logits"].shape == (1, 1, 4096)
+
+
+@pytest.mark.parametrize("place", re.findall(r"\]\(((?!https?:)[^)]+)\)", README))
+def test_what_the_readme_links_to_exists(place):
+    assert (ROOT / place).exists()
+
+
+def test_the_table_is_that_of_the_results():
+    table = report.table(report.read_results(ROOT / "docs" / "compare_quick" / "results.json"))
+    assert report.into_markers(README, table) == README
