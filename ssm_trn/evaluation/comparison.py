@@ -5,24 +5,21 @@ done is not done again: a comparison that was stopped goes on in the middle of t
 """
 
 import csv
-import json
-import os
-import platform
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from jsonargparse import ArgumentParser
 
-from ssm_trn import LanguageModel, ModelConfig, __version__
+from ssm_trn import LanguageModel, ModelConfig
 from ssm_trn.data.prepare import prepare
 from ssm_trn.evaluation import report, scoring
 from ssm_trn.evaluation.evaluate import BITS_PER_BYTE, evaluate, quiet
 from ssm_trn.evaluation.speed import speeds
 from ssm_trn.evaluation.tasks import load_tasks
 from ssm_trn.matching import match_parameters
+from ssm_trn.results import FORMAT_VERSION, RESULTS_FILE, machine_facts, read_results, write_results, write_whole
 
 
 @dataclass(frozen=True)
@@ -133,10 +130,10 @@ def compare(
     path, plan = study, Study.read(study)
     folder = Path(output or plan.output)
     if only_report:
-        results = report.read_results(folder / report.RESULTS_FILE)
+        results = read_results(folder / RESULTS_FILE)
     else:
         results = _run(path, plan, folder, benchmarks)
-        report.write_whole(folder / report.RESULTS_FILE, json.dumps(results, indent=2) + "\n")
+        write_results(folder / RESULTS_FILE, results)
     report.write_report(results, folder)
     print(f"\n{report.table(results)}\n\n{folder / 'report.md'} has the details and plots.")
     return results
@@ -172,7 +169,7 @@ def _run(path: str, study: Study, folder: Path, benchmarks: str | None) -> dict[
             model["difference"] = asdict(scoring.paired_bootstrap(*blocks))
         models.append(model)
     return {
-        "format_version": report.FORMAT_VERSION,
+        "format_version": FORMAT_VERSION,
         "command": f"ssm-trn compare {path}",
         "study": {**asdict(study), "batch_size": study.batch_size, "block_length": study.block_length},
         "data": {
@@ -193,24 +190,6 @@ def model_config(study: Study, name: str, vocab_size: int) -> ModelConfig:
         return match_parameters(config, study.parameters)
     except ValueError as error:
         raise ValueError(f"model '{name}': {error}") from error
-
-
-def machine_facts() -> dict[str, Any]:
-    """What figures of this machine depend on."""
-    processor = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        processor = names[0] if names else processor
-    return {
-        "processor": processor,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "ssm_trn": __version__,
-    }
 
 
 def _train(study: Study, config: ModelConfig, run: Path, seed: int) -> Path:
@@ -236,7 +215,7 @@ def _train(study: Study, config: ModelConfig, run: Path, seed: int) -> Path:
         from ssm_trn.training.command_line import run as fit
 
         run.mkdir(parents=True, exist_ok=True)
-        report.write_whole(file, text)
+        write_whole(file, text)
         print(f"{run}: training, {config.parameter_count():,} parameters")
         fit("fit", ["--config", str(file), "--ckpt_path", "last"])
     return run

@@ -5,25 +5,13 @@ python -m ssm_trn.evaluation.report docs/compare_quick/results.json --into READM
 """
 
 import argparse
-import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-FORMAT_VERSION = 1
-RESULTS_FILE = "results.json"
+from ssm_trn.results import markdown_table, new_figure, read_results, save_figure, write_whole
+
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
-
-
-def read_results(path: str | Path) -> dict:
-    """results.json of a comparison; a ValueError if this release cannot read it."""
-    results = json.loads(Path(path).read_text())
-    if results.get("format_version") != FORMAT_VERSION:
-        raise ValueError(
-            f"{path} has format version {results.get('format_version')}, this release reads {FORMAT_VERSION}"
-        )
-    return results
 
 
 def write_report(results: dict, folder: Path) -> None:
@@ -64,8 +52,7 @@ def table(results: dict) -> str:
             row += [_speed(*speeds)]
         row += [_bytes(model["state_bytes"][context]) for context in contexts]
         rows.append(row)
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown_table(header, rows)
 
 
 def into_markers(text: str, content: str) -> str:
@@ -75,13 +62,6 @@ def into_markers(text: str, content: str) -> str:
     if not found or not ended:
         raise ValueError(f"there is no place for the table: put the lines '{BEGIN}' and '{END}' where it belongs")
     return f"{before}{BEGIN}\n\n{content}\n\n{END}{after}"
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a text file whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(text)
-    os.replace(unfinished, path)
 
 
 def _notes(results: dict) -> str:
@@ -127,16 +107,16 @@ def _bytes(count: int) -> str:
 
 def plot_learning_curves(results: dict, path: Path) -> None:
     """Held-out bits per byte while training."""
-    figure, axes = _figure("training tokens", "held-out bits per byte")
+    figure, axes = new_figure("training tokens", "held-out bits per byte")
     for model in results["models"]:
         curve = model["learning_curve"]
         axes.plot(curve["tokens"], curve["bits_per_byte"], marker="o", markersize=3, label=_label(model, results))
-    _finish(figure, axes, path)
+    save_figure(figure, axes, path)
 
 
 def plot_decode_speed(results: dict, path: Path) -> None:
     """Decoding speed over the length of the context."""
-    figure, axes = _figure("tokens of context", "decoded tokens per second")
+    figure, axes = new_figure("tokens of context", "decoded tokens per second")
     for model in results["models"]:
         if model["seed"] == results["models"][0]["seed"]:
             speeds = model["decode_tokens_per_second"]
@@ -145,29 +125,12 @@ def plot_decode_speed(results: dict, path: Path) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(contexts, [f"{context:,}" for context in contexts])
     axes.set_ylim(bottom=0)
-    _finish(figure, axes, path)
+    save_figure(figure, axes, path)
 
 
 def _label(model: dict, results: dict) -> str:
     seeds = len({entry["seed"] for entry in results["models"]}) > 1
     return model["name"].replace("_", " ") + (f", seed {model['seed']}" if seeds else "")
-
-
-def _figure(x_label: str, y_label: str):
-    from matplotlib.figure import Figure  # without pyplot: no display and no global state
-
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-    axes = figure.add_subplot(xlabel=x_label, ylabel=y_label)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
-def _finish(figure, axes, path: Path) -> None:
-    axes.legend(frameon=False)
-    unfinished = path.with_name(f".unfinished-{path.name}")
-    figure.savefig(unfinished, metadata={"Date": None})  # the same results give the same file
-    os.replace(unfinished, path)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -23,8 +23,6 @@ CHUNK_SIZE = 32
 # Size of a tensor [N, B H, C, V] over the chunks that are computed at a time on a CPU: this bounds the memory.
 SPAN = 2**19
 
-Erase = tuple[Tensor, Tensor]
-
 
 def delta_rule(
     q: Tensor,
@@ -33,7 +31,7 @@ def delta_rule(
     beta: Tensor | None,
     log_decay: Tensor | None = None,
     *,
-    erase: Erase | None = None,
+    erase: tuple[Tensor, Tensor] | None = None,
     reset: Tensor | None = None,
     state: Tensor | None = None,
     scale: float = 1.0,
@@ -62,29 +60,31 @@ def delta_rule(
     Raises:
         ValueError: if the shapes do not fit together, or if not exactly one of `beta` and `erase` is given.
     """
+    if erase is None and beta is not None:
+        correction = [beta[..., None]]  # [B, T, H, 1]
+    elif beta is None and erase is not None and len(erase) == 2:
+        correction = list(erase)  # [B, T, H, K]
+    else:
+        raise ValueError("delta_rule takes either beta or erase=(a, b): give exactly one of them")
     _check(q, k, v, beta, log_decay, erase, reset, state, chunk_size)
     batch, length, heads, values = v.shape
     dtype = torch.promote_types(v.dtype, torch.float32)
     with torch.autocast(v.device.type, enabled=False):  # it would round the state to bfloat16
-        q, k = (_for_each_head(x.to(dtype), heads) for x in (q, k))
+        q, k = (_for_each_head(x, heads) for x in (q, k))
         if log_decay is None:
             log_decay = v.new_zeros(batch, length, heads, dtype=dtype)
         log_decay = fold_reset(log_decay.to(dtype), reset)
         if log_decay.dim() == 3:
             log_decay = log_decay[..., None]  # [B, T, H, 1 or K]
-        if erase is not None:
-            a, b = (x.to(dtype) for x in erase)
-            # b reads the state before it decays, so a reset must reach it too.
-            erase = a, b if reset is None else b.masked_fill(reset[..., None, None], 0)
-        if beta is not None:
-            beta = beta.to(dtype)[..., None]  # [B, T, H, 1]
+        correction = [x.to(dtype) for x in correction]
+        if erase is not None and reset is not None:  # b reads the state before it decays, so a reset must reach it too
+            correction[1] = correction[1].masked_fill(reset[..., None, None], 0)
         if state is None:
             state = v.new_zeros(batch, heads, q.shape[-1], values, dtype=dtype)
         form = select("delta_rule", {"reference": reference, "torch": chunked})
         if length == 1:  # a decode step needs no chunk
             form = reference
-        inputs = q, k, v.to(dtype), beta, log_decay, erase, state.to(dtype)
-        out, state = form(*inputs, scale, chunk_size or CHUNK_SIZE)
+        out, state = form(q, k, v, log_decay, correction, state.to(dtype), scale, chunk_size or CHUNK_SIZE)
     return out.to(v.dtype), state
 
 
@@ -99,8 +99,6 @@ def _check(q, k, v, beta, log_decay, erase, reset, state, chunk_size) -> None:
         raise ValueError("delta_rule needs at least one time step, got none")
     if heads % q.shape[2]:
         raise ValueError(f"{heads} value heads cannot be shared evenly by {q.shape[2]} key heads")
-    if (beta is None) == (erase is None):
-        raise ValueError("delta_rule takes either beta or erase=(a, b): give exactly one of them")
     per_head, per_channel = (batch, length, heads), (batch, length, heads, q.shape[-1])
     allowed = [("beta", beta, [per_head]), ("log_decay", log_decay, [per_head, per_channel])]
     allowed += [(f"erase[{i}]", x, [per_channel]) for i, x in enumerate(erase or ())]
@@ -123,29 +121,32 @@ def reference(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    beta: Tensor | None,
     log_decay: Tensor,
-    erase: Erase | None,
+    correction: list[Tensor],
     state: Tensor,
     scale: float,
     chunk_size: int,
 ) -> tuple[Tensor, Tensor]:
     """The recurrence as a plain loop, in the dtype of the state.
 
-    q, k [B, T, H, K], v [B, T, H, V], beta [B, T, H, 1], log_decay [B, T, H, 1 or K], state [B, H, K, V].
+    q, k [B, T, H, K], v [B, T, H, V], log_decay [B, T, H, 1 or K], state [B, H, K, V]; correction: [beta] [B, T, H, 1]
+    or, for `erase`, [a, b] [B, T, H, K].
     """
-    decay = log_decay.exp()
-    if erase is not None:
-        a, b = erase
-    else:  # (I - beta k k^T) exp(g) S = exp(g) S - (beta k) (exp(g) k)^T S
-        a, b, k = beta * k, decay * k, beta * k
-    outputs = []
+    q, k, v = (x.to(state.dtype) for x in (q, k, v))
     # unbind, not x[:, t]: the gradient of each x[:, t] is as large as x, and so the backward pass O(T^2).
-    for q_t, k_t, v_t, a_t, b_t, decay_t in zip(*(x.unbind(1) for x in (q, k, v, a, b, decay)), strict=True):
-        erased = b_t[..., None, :] @ state  # [B, H, 1, V]
-        state = decay_t[..., None] * state - a_t[..., None] * erased + k_t[..., None] * v_t[..., None, :]
-        outputs.append((q_t[..., None, :] @ state).squeeze(-2))
-    return scale * torch.stack(outputs, 1), state
+    columns = [x[..., None].unbind(1) for x in (q, k, log_decay.exp(), *correction)]  # [B, H, K, 1] for each step
+    rows = v[..., None, :].unbind(1)  # [B, H, 1, V] for each step
+    outputs = []
+    for v_t, q_t, k_t, decay_t, *correction_t in zip(rows, *columns, strict=True):
+        if len(correction_t) == 1:
+            (beta_t,) = correction_t
+            state = decay_t * state
+            state = state + k_t * (beta_t * (v_t - k_t.mT @ state))
+        else:
+            a_t, b_t = correction_t
+            state = decay_t * state - a_t * (b_t.mT @ state) + k_t * v_t
+        outputs.append(q_t.mT @ state)
+    return scale * torch.stack(outputs, 1).squeeze(-2), state
 
 
 # The chunked form (DeltaNet, section 3; Gated DeltaNet, section 3.3). Both rules are one, with a reader r, a writer w:
@@ -173,23 +174,23 @@ def chunked(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    beta: Tensor | None,
     log_decay: Tensor,
-    erase: Erase | None,
+    correction: list[Tensor],
     state: Tensor,
     scale: float,
     chunk_size: int,
 ) -> tuple[Tensor, Tensor]:
     """The same as `reference`, by matrix products over chunks of steps."""
-    settings = 1 << (chunk_size - 1).bit_length(), scale, erase is None, torch.is_grad_enabled()
-    if erase is None:
-        out, final, *_ = _run(q, k, k, log_decay, v, beta, state, *settings)
+    settings = 1 << (chunk_size - 1).bit_length(), scale, len(correction) == 1, torch.is_grad_enabled()
+    if len(correction) == 1:
+        out, final, *_ = _run(q, k, k, log_decay, v, *correction, state, *settings)
         return out, final
 
     def in_turn(first: Tensor, second: Tensor) -> Tensor:
         return torch.stack([first, second], 2).flatten(1, 2)  # [B, 2 T, H, X]
 
-    a, b = erase
+    a, b = correction
+    q, k, v = (x.to(state.dtype) for x in (q, k, v))
     log_decay = log_decay.expand_as(k)
     no_key, no_value = torch.zeros_like(k), torch.zeros_like(v)
     q, r, w, y = in_turn(no_key, q), in_turn(b, no_key), in_turn(a, k), in_turn(no_value, v)
@@ -217,12 +218,13 @@ def _run(
     S_{t-1} before its decay.
     """
     batch, length, heads, _ = y.shape
+    dtype = state.dtype
     inputs = [cut(x, size) for x in (q, r, w, log_decay, y, beta)]  # [B, N, C, H, X]
     out = y.new_empty(inputs[4].shape)
     z, entering = _room(y, state, size, keep)
     state = state.flatten(0, 1)
     for span in _spans(out):
-        chunks = _Chunks(*(_heads_first(x[:, span]) for x in inputs), scale, decay_first, False)
+        chunks = _Chunks([_heads_first(x[:, span], dtype) for x in inputs], scale, decay_first, keep=False)
         result, state = chunks.forward(state, z[span] if keep else None, entering[span] if keep else None)
         out[:, span] = _heads_last(result, batch)
     return out.flatten(1, 2)[:, :length].contiguous(), state.unflatten(0, (batch, heads)), z, entering
@@ -251,12 +253,14 @@ def _run_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, r, w, log_decay, y, beta and the state."""
     batch, length, heads, _ = y.shape
+    dtype = z.dtype
     grad_out, *inputs = (cut(x, size) for x in (grad_out, q, r, w, log_decay, y, beta))
     grads = [x.new_empty(x.shape) for x in inputs]
     grad_state = grad_final.flatten(0, 1)
     for span in reversed(_spans(grad_out)):
-        chunks = _Chunks(*(_heads_first(x[:, span]) for x in inputs), scale, decay_first, True)
-        *parts, grad_state = chunks.backward(_heads_first(grad_out[:, span]), grad_state, z[span], entering[span])
+        chunks = _Chunks([_heads_first(x[:, span], dtype) for x in inputs], scale, decay_first, keep=True)
+        after = _heads_first(grad_out[:, span], dtype), grad_state
+        *parts, grad_state = chunks.backward(*after, z[span], entering[span])
         for grad, part in zip(grads, parts, strict=True):
             grad[:, span] = _heads_last(part, batch)
     return *(x.flatten(1, 2)[:, :length].contiguous() for x in grads), grad_state.unflatten(0, (batch, heads))
@@ -274,11 +278,11 @@ def _keep_for_backward(ctx, inputs, output) -> None:
 
 
 def _backward(ctx, grad_out: Tensor | None, grad_final: Tensor | None, *_) -> tuple[Tensor | None, ...]:
-    q, *_, y, _, _, _ = ctx.saved_tensors
+    _, _, _, _, y, _, _, entering = ctx.saved_tensors
     if grad_out is None:
         grad_out = torch.zeros_like(y)
     if grad_final is None:
-        grad_final = y.new_zeros(y.shape[0], y.shape[2], q.shape[-1], y.shape[-1])
+        grad_final = torch.zeros_like(entering[0]).unflatten(0, (len(y), -1))
     grads = _run_backward(grad_out, grad_final, *ctx.saved_tensors, ctx.size, ctx.scale, ctx.decay_first)
     return *grads, None, None, None, None
 
@@ -290,7 +294,7 @@ def _room(y: Tensor, state: Tensor, size: int, keep: bool) -> tuple[Tensor, Tens
     """Room for z and for the states that enter the chunks."""
     batch, length, heads, values = y.shape
     count = -(-length // size) if keep else 0
-    return y.new_empty(count, batch * heads, size, values), y.new_empty(count, batch * heads, *state.shape[2:])
+    return state.new_empty(count, batch * heads, size, values), state.new_empty(count, batch * heads, *state.shape[2:])
 
 
 def _spans(x: Tensor) -> list[slice]:
@@ -300,9 +304,9 @@ def _spans(x: Tensor) -> list[slice]:
     return [slice(start, min(start + step, count)) for start in range(0, count, step)]
 
 
-def _heads_first(x: Tensor) -> Tensor:
+def _heads_first(x: Tensor, dtype: torch.dtype) -> Tensor:
     """[B, N, C, H, X] -> [N, B H, C, X]."""
-    return x.permute(1, 0, 3, 2, 4).flatten(1, 2).contiguous()
+    return x.permute(1, 0, 3, 2, 4).flatten(1, 2).to(dtype).contiguous()
 
 
 def _heads_last(x: Tensor, batch: int) -> Tensor:
@@ -315,45 +319,48 @@ class _Chunks:
     that leaves the last.
     """
 
-    def __init__(self, q, r, w, log_decay, y, beta, scale: float, decay_first: bool, keep: bool):
-        self.r, self.y, self.beta, self.scale = r, y, beta, scale
-        r = beta * r
+    def __init__(self, inputs: list[Tensor], scale: float, decay_first: bool, keep: bool):
+        """q, r, w, log_decay, y, beta; `keep` what the backward pass needs."""
+        q, r, w, log_decay, self.y, self.beta = inputs
+        self.r, self.scale = r, scale
+        r = self.beta * r
+        self.weights: _HeadWeights | _ChannelWeights
         if log_decay.shape[-1] == 1 and decay_first:
             self.weights = _HeadWeights(q * scale, r, w, log_decay)
         else:
             self.weights = _ChannelWeights(q * scale, r, w, log_decay, decay_first, keep)
 
     def forward(self, state: Tensor, z: Tensor | None, entering: Tensor | None) -> tuple[Tensor, Tensor]:
-        """o and the state that leaves the last chunk; z and the states that enter the chunks where there is room."""
-        m, known = self.weights, self.beta * self.y
+        """o and the state that leaves the last chunk; z and the states that enter the chunks where there is rooweights."""
+        weights, known = self.weights, self.beta * self.y
         out, z = torch.empty_like(known), torch.empty_like(known) if z is None else z
         for n in range(len(out)):
             if entering is not None:
                 entering[n] = state
-            rest = torch.baddbmm(known[n], m.read_z[n], state, alpha=-1)
+            rest = torch.baddbmm(known[n], weights.read_z[n], state, alpha=-1)
             # The solver looks below the diagonal only.
-            torch.linalg.solve_triangular(m.system[n], rest, upper=False, unitriangular=True, out=z[n])
-            torch.bmm(m.read_q[n], state, out=out[n]).baddbmm_(m.mix[n], z[n])
-            state = (m.total[n] * state).baddbmm_(m.write[n].mT, z[n])
+            torch.linalg.solve_triangular(weights.system[n], rest, upper=False, unitriangular=True, out=z[n])
+            torch.bmm(weights.read_q[n], state, out=out[n]).baddbmm_(weights.mix[n], z[n])
+            state = (weights.total[n] * state).baddbmm_(weights.write[n].mT, z[n])
         return out, state
 
     def backward(self, grad_out: Tensor, grad_state: Tensor, z: Tensor, entering: Tensor) -> tuple[Tensor, ...]:
         """The gradients of q, r, w, log_decay, y, beta, and of the state that enters the first chunk."""
-        m = self.weights
-        grad_y, leaving = torch.empty_like(z), torch.empty_like(entering)  # leaving: gradients of the states that leave
+        weights = self.weights
+        grad_y, leaving = torch.empty_like(z), torch.empty_like(entering)  # gradients of the states that leave chunks
         for n in reversed(range(len(z))):
             leaving[n] = grad_state
-            grad_z = torch.bmm(m.mix[n].mT, grad_out[n]).baddbmm_(m.write[n], grad_state)
-            torch.linalg.solve_triangular(m.system[n].mT, grad_z, upper=True, unitriangular=True, out=grad_y[n])
-            grad_state = (m.total[n] * grad_state).baddbmm_(m.read_q[n].mT, grad_out[n])
-            grad_state.baddbmm_(m.read_z[n].mT, grad_y[n], alpha=-1)
-        grad_q, grad_r, grad_w, grad_log_decay = m.backward(
+            grad_z = torch.bmm(weights.mix[n].mT, grad_out[n]).baddbmm_(weights.write[n], grad_state)
+            torch.linalg.solve_triangular(weights.system[n].mT, grad_z, upper=True, unitriangular=True, out=grad_y[n])
+            grad_state = (weights.total[n] * grad_state).baddbmm_(weights.read_q[n].mT, grad_out[n])
+            grad_state.baddbmm_(weights.read_z[n].mT, grad_y[n], alpha=-1)
+        grad_q, grad_r, grad_w, grad_log_decay = weights.backward(
             grad_system=(grad_y @ z.mT).tril_(-1).neg_(),
             grad_read_z=(grad_y @ entering.mT).neg_(),
             grad_mix=grad_out @ z.mT,
             grad_read_q=grad_out @ entering.mT,
             grad_write=z @ leaving.mT,
-            grad_total=(leaving * entering).sum(-1, keepdim=True) * m.total,
+            grad_total=(leaving * entering).sum(-1, keepdim=True) * weights.total,
         )
         grad_beta = (grad_r * self.r).sum(-1, keepdim=True) + (grad_y * self.y).sum(-1, keepdim=True)
         grad_q, grad_r, grad_y = grad_q * self.scale, grad_r * self.beta, grad_y * self.beta

@@ -280,7 +280,7 @@ def test_folder_that_is_not_prepared(tmp_path):
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_configs(path):
-    config = yaml.safe_load(path.read_text())["data"]
+    config = yaml.safe_load(path.read_text())
     module, _, name = config["class_path"].rpartition(".")
     data = getattr(import_module(module), name)(**config["init_args"])
     assert isinstance(data, TokenDataModule)

@@ -115,7 +115,7 @@ def test_groups_of_channels_are_scans_of_their_own():
         assert error(state[:, channels], state_part) < EXACT
 
 
-@pytest.mark.parametrize("b", ["steps", "fixed", "none"])
+@pytest.mark.parametrize("b", ["steps", "fixed", "none", "complex"])
 @pytest.mark.parametrize("c", ["steps", "fixed", "none", "complex"])
 @pytest.mark.parametrize("d", [True, False])
 def test_gradcheck_of_every_kind_of_b_c_and_d(b, c, d):

@@ -1,0 +1,82 @@
+"""`ssm-trn bench ops` and `ssm-trn bench step`: results.json, report.md and a plot in one folder."""
+
+import os
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+from ssm_trn.bench import report
+from ssm_trn.bench.measure import Comparison, measure
+from ssm_trn.bench.ops import OPS
+from ssm_trn.bench.step import STEPS
+from ssm_trn.ops.threads import one_thread
+from ssm_trn.results import FORMAT_VERSION, RESULTS_FILE, machine_facts, read_results, write_results
+
+COMPARISONS = {"ops": OPS, "step": STEPS}
+PEERS = ("transformers", "mambapy")
+
+
+def bench(
+    group: Literal["ops", "step"], rows: str | None = None, rounds: int | None = None, output: str = "runs/bench"
+) -> dict[str, Any]:
+    """Measures ops or models beside other implementations on one CPU thread, and prints and writes what was found.
+
+    Rows that the folder holds already and that are not measured now stay.
+
+    Args:
+        group: ops (forward and backward passes) or step (training steps and decoding of 10-million-parameter models).
+        rows: Names of comparisons, separated by commas; all of the group by default.
+        rounds: How often each is timed; by default as often as its duration allows.
+        output: Folder of results.json, report.md and ratios.svg.
+
+    Returns:
+        What results.json holds.
+
+    Raises:
+        ValueError: A name is unknown, or the folder holds results of another machine or of other versions.
+    """
+    if rounds is not None and rounds < 1:
+        raise ValueError(f"rounds is {rounds}; it must be at least 1")
+    chosen = _chosen(COMPARISONS[group], rows)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # transformers would look for kernels there
+    path = Path(output) / RESULTS_FILE
+    results = _earlier(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for name, comparison in chosen.items():
+        print(f"{name} ...", flush=True)
+        results["comparisons"][name] = measure(comparison, rounds)
+        order = [name for comparisons in COMPARISONS.values() for name in comparisons]
+        results["comparisons"] = dict(sorted(results["comparisons"].items(), key=lambda item: order.index(item[0])))
+        write_results(path, results)
+    report.write_report(results, path.parent)
+    print(f"\n{report.table(results)}\n\n{path.parent / 'report.md'} has the details and a plot.")
+    return results
+
+
+def _chosen(comparisons: Mapping[str, Comparison], rows: str | None) -> dict[str, Comparison]:
+    names = list(comparisons) if rows is None else [name.strip() for name in rows.split(",")]
+    for name in names:
+        if name not in comparisons:
+            raise ValueError(f"there is no row '{name}': choose of {', '.join(comparisons)}")
+    return {name: comparisons[name] for name in names}
+
+
+def _earlier(path: Path) -> dict[str, Any]:
+    """The results at `path`, to add to, or empty ones."""
+    with one_thread():
+        head = {"machine": machine_facts(), "peers": {name: _version(name) for name in PEERS}}
+    if not path.exists():
+        return {"format_version": FORMAT_VERSION, "command": "make bench", **head, "comparisons": {}}
+    earlier = read_results(path)
+    for name, value in head.items():
+        if earlier.get(name) != value:
+            raise ValueError(f"{path} was measured with another {name}: remove it, or choose another --output")
+    return earlier
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

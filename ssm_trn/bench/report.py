@@ -1,0 +1,89 @@
+"""A benchmark's results as a table and a plot, made from results.json alone.
+
+python -m ssm_trn.bench.report runs/bench/results.json     report.md and ratios.svg beside it
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ssm_trn.results import markdown_table, new_figure, read_results, save_figure, write_whole
+
+HEADER = ("measured", "T", "against", "promised", "ratio (rounds)", "kept", "ssm_trn", "peer", "parameters")
+
+
+def write_report(results: dict[str, Any], folder: Path) -> None:
+    """report.md and ratios.svg in `folder`."""
+    plot_ratios(results, folder / "ratios.svg")
+    parts = ["# Speed and memory beside other implementations", table(results), notes(results)]
+    write_whole(folder / "report.md", "\n\n".join([*parts, "![Measured and promised ratios](ratios.svg)"]) + "\n")
+
+
+def table(results: dict[str, Any]) -> str:
+    """All rows as a Markdown table."""
+    return markdown_table(HEADER, [_cells(row) for row in all_rows(results)])
+
+
+def all_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for rows in results["comparisons"].values() for row in rows]
+
+
+def kept(row: dict[str, Any]) -> bool:
+    return "ratio" in row and row["ratio"] >= row["promised_ratio"]
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    cells = [row["title"], f"{row['length']:,}", row["against"], f"{row['promised_ratio']:g}x"]
+    if "ratio" not in row:
+        return [*cells, "not measured", "no", row["not_measured"], "", ""]
+    sides = row["ours"], row["peer"]
+    spread = f" ({row['lowest_ratio']:.2f} to {row['highest_ratio']:.2f})" if row["quantity"] == "seconds" else ""
+    amounts = [
+        f"{side['median'] * 1e3:,.1f} ms" if row["quantity"] == "seconds" else f"{side['median'] / 2**20:,.0f} MiB"
+        for side in sides
+    ]
+    parameters = "" if sides[0]["parameters"] is None else " / ".join(f"{side['parameters']:,}" for side in sides)
+    return [*cells, f"{row['ratio']:.2f}x{spread}", "yes" if kept(row) else "no", *amounts, parameters]
+
+
+def notes(results: dict[str, Any]) -> str:
+    machine = results["machine"]
+    peers = ", ".join(f"{name} {version}" for name, version in results["peers"].items())
+    return (
+        "Ratio: what the other takes over what ssm_trn takes; in brackets the lowest and highest of the rounds. Times are "
+        "medians of CPU time on one thread, taken in turns in one process, batch 1, float32: of an op forward and backward "
+        "with the gradients of all inputs, of a training step with loss and AdamW, of decoding for 32 tokens behind T. "
+        "Memory: by how much a fresh process grows at its peak, in one forward and backward pass. The memory allocator is "
+        "tuned for both (ssm_trn/runtime.py). Where both compute the same thing, their outputs and gradients (of a model "
+        "the logits) were compared before.\n\n"
+        f"{machine['processor']}, Python {machine['python']}, PyTorch {machine['torch']}, ssm_trn {machine['ssm_trn']}, "
+        f"{peers}. Made by `{results['command']}`."
+    )
+
+
+def plot_ratios(results: dict[str, Any], path: Path) -> None:
+    """A bar for the measured ratio of each row, and a mark for the promised one."""
+    rows = [row for row in reversed(all_rows(results)) if "ratio" in row]
+    figure, axes = new_figure("times as fast, or as small, as the other (logarithmic)", "", 1.2 + 0.32 * len(rows))
+    places = range(len(rows))
+    colours = ["tab:blue" if kept(row) else "tab:orange" for row in rows]
+    axes.barh(places, [row["ratio"] for row in rows], color=colours, height=0.6, label="measured")
+    axes.scatter([row["promised_ratio"] for row in rows], places, marker="|", s=120, color="black", label="promised")
+    labels = [f"{row['title']}, T {row['length']:,}\nagainst {row['against']}" for row in rows]
+    axes.set_yticks(places, labels, fontsize=6)
+    axes.set_xscale("log")
+    axes.axvline(1, color="grey", linewidth=0.8)
+    save_figure(figure, axes, path)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, help="results.json of a benchmark")
+    options = parser.parse_args(arguments)
+    write_report(read_results(options.results), options.results.parent)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""Results files and what is made from them: JSON and text written whole or not at all, tables, figures."""
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ssm_trn.version import VERSION
+
+FORMAT_VERSION = 1
+RESULTS_FILE = "results.json"
+
+
+def read_results(path: str | Path) -> dict[str, Any]:
+    """What a results.json holds; a ValueError if this release cannot read it."""
+    results = json.loads(Path(path).read_text())
+    if results.get("format_version") != FORMAT_VERSION:
+        raise ValueError(
+            f"{path} has format version {results.get('format_version')}, this release reads {FORMAT_VERSION}"
+        )
+    return results
+
+
+def write_results(path: Path, results: dict[str, Any]) -> None:
+    write_whole(path, json.dumps(results, indent=2) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a text file whole or not at all."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_text(text)
+    os.replace(unfinished, path)
+
+
+def machine_facts() -> dict[str, Any]:
+    """What figures of this machine depend on."""
+    processor = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        processor = names[0] if names else processor
+    return {
+        "processor": processor,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "ssm_trn": VERSION,
+    }
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table with its first column to the left and the others to the right."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def new_figure(x_label: str, y_label: str, height: float = 4.0):
+    """A figure and its axes."""
+    from matplotlib.figure import Figure  # without pyplot: no display and no global state
+
+    figure = Figure(figsize=(6.4, height), layout="constrained")
+    axes = figure.add_subplot(xlabel=x_label, ylabel=y_label)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def save_figure(figure, axes, path: Path) -> None:
+    axes.legend(frameon=False)
+    unfinished = path.with_name(f".unfinished-{path.name}")
+    figure.savefig(unfinished, metadata={"Date": None})  # the same results give the same file
+    os.replace(unfinished, path)
