@@ -25,7 +25,7 @@ compare: install
 	$(BIN)/ssm-trn compare experiments/compare_quick.yaml
 
 test: install
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadscope -m "not slow and not gpu"
 
 lint: install
 	$(BIN)/ruff check .

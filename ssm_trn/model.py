@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ssm_trn import mixers
 from ssm_trn.config import LayerConfig, ModelConfig
@@ -44,11 +45,17 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """A language model as `config` describes it, with the initial weights of its mixers' papers."""
+    """A language model as `config` describes it, with the initial weights of its mixers' papers.
+
+    Attributes:
+        checkpoint_activations: keep only the inputs of the blocks for the backward pass and compute the rest anew: less
+            memory, a third more time.
+    """
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
+        self.checkpoint_activations = False
         self.embedding = nn.Embedding(config.padded_vocab_size, config.d_model)
         self.blocks = nn.ModuleList(Block(layer, config) for layer in config.layers)
         self.norm = RMSNorm(config.d_model, config.norm_eps)
@@ -100,7 +107,10 @@ class LanguageModel(nn.Module):
             raise ValueError(f"the state has {len(state)} layers, the model {len(self.blocks)}")
         x, states = self.embedding(tokens), []
         for block, block_state in zip(self.blocks, state or [None] * len(self.blocks), strict=True):
-            x, block_state = block(x, block_state, mask, reset)
+            if self.checkpoint_activations and torch.is_grad_enabled():
+                x, block_state = checkpoint(block, x, block_state, mask, reset, use_reentrant=False)
+            else:
+                x, block_state = block(x, block_state, mask, reset)
             states.append(block_state)
         return self.norm(x), tuple(states)
 

@@ -63,6 +63,29 @@ def test_documents_in_one_row_do_not_see_each_other():
     assert_close(packed, torch.cat([model(part)[0] for part in tokens.split([11, 1, 18], 1)], 1))
 
 
+def test_checkpointed_activations_change_no_gradient():
+    model, tokens = model_of(), tokens_of(2, 20)
+    gradients = []
+    for model.checkpoint_activations in (False, True):
+        loss = model(tokens)[0].logsumexp(-1).sum()
+        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
+def test_a_model_compiles_without_a_graph_break():
+    model, tokens = model_of(), tokens_of(2, 70)
+    reset = torch.zeros(2, 70, dtype=torch.bool)
+    reset[:, 30] = True
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    logits, state = compiled(tokens, reset=reset)
+    expected, expected_state = model(tokens, reset=reset)
+    assert_close(logits, expected)
+    weights = list(model.parameters())
+    gradients = torch.autograd.grad(logits.logsumexp(-1).sum(), weights)
+    assert_close(gradients, torch.autograd.grad(expected.logsumexp(-1).sum(), weights))
+    assert_close(compiled(tokens[:, :1], state)[0], model(tokens[:, :1], expected_state)[0])
+
+
 def test_a_new_model_predicts_almost_uniformly():
     model, tokens = model_of(), tokens_of(4, 64)
     loss = torch.nn.functional.cross_entropy(model(tokens)[0][:, :-1].flatten(0, 1), tokens[:, 1:].flatten())

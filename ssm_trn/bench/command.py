@@ -40,6 +40,7 @@ def bench(
         raise ValueError(f"rounds is {rounds}; it must be at least 1")
     chosen = _chosen(COMPARISONS[group], rows)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # transformers would look for kernels there
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # and says that it found none
     path = Path(output) / RESULTS_FILE
     results = _earlier(path)
     path.parent.mkdir(parents=True, exist_ok=True)

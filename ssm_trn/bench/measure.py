@@ -150,6 +150,8 @@ def _peak_growth(comparison: Comparison, name: str) -> int:
     torch.set_num_threads(1)
     comparison.build(WARM_UP_LENGTH)[name].call()  # code that runs for the first time takes memory of its own
     call = comparison.build(comparison.length)[name].call
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)  # free memory in the process's hands is not
     before = _status_bytes("VmRSS")
     call()
     return _status_bytes("VmHWM") - before

@@ -52,14 +52,14 @@ def notes(results: dict[str, Any]) -> str:
     machine = results["machine"]
     peers = ", ".join(f"{name} {version}" for name, version in results["peers"].items())
     return (
-        "Ratio: what the other takes over what ssm_trn takes; in brackets the lowest and highest of the rounds. Times are "
-        "medians of CPU time on one thread, taken in turns in one process, batch 1, float32: of an op forward and backward "
-        "with the gradients of all inputs, of a training step with loss and AdamW, of decoding for 32 tokens behind T. "
-        "Memory: by how much a fresh process grows at its peak, in one forward and backward pass. The memory allocator is "
-        "tuned for both (ssm_trn/runtime.py). Where both compute the same thing, their outputs and gradients (of a model "
-        "the logits) were compared before.\n\n"
-        f"{machine['processor']}, Python {machine['python']}, PyTorch {machine['torch']}, ssm_trn {machine['ssm_trn']}, "
-        f"{peers}. Made by `{results['command']}`."
+        "Ratio: what the other takes over what ssm_trn takes; in brackets the lowest and highest of the rounds. Times "
+        "are medians of CPU time on one thread, taken in turns in one process, batch 1, float32: of an op forward and "
+        "backward with the gradients of all inputs, of a training step with loss and AdamW, of decoding for 32 tokens "
+        "behind T. Memory: by how much a fresh process grows at its peak, in one forward and backward pass. The memory "
+        "allocator is tuned for both (ssm_trn/runtime.py). Where both compute the same thing, their outputs and "
+        "gradients (of a model the logits) were compared before.\n\n"
+        f"{machine['processor']}, Python {machine['python']}, PyTorch {machine['torch']}, "
+        f"ssm_trn {machine['ssm_trn']}, {peers}. Made by `{results['command']}`."
     )
 
 

@@ -90,9 +90,9 @@ def decoding_side(model: LanguageModel, context: Tensor) -> Side:
 
 @torch.inference_mode()
 def peer_decoding_side(model: nn.Module, context: Tensor) -> Side:
-    """The same for a model of transformers; only its first call starts at the end of the context if it is recurrent.
+    """The same for a model of transformers; if it is recurrent, only its first call starts behind the context.
 
-    Its recurrent states are changed in place and cannot go back, but their size and speed stay the same.
+    Recurrent states are changed in place and cannot go back, but a step costs the same wherever it starts.
     """
     model.eval()
     cache = model(context, use_cache=True, logits_to_keep=1).cache
@@ -100,11 +100,11 @@ def peer_decoding_side(model: nn.Module, context: Tensor) -> Side:
     @torch.inference_mode()
     def decode() -> Iterable[Tensor]:
         token = context[:, -1:]
-        if hasattr(model.config, "num_attention_heads"):
-            cache.crop(context.shape[1])
         for _ in range(DECODED_TOKENS):
             logits = model(token, cache=cache, use_cache=True).logits
             token = logits.argmax(-1)
+        if hasattr(model.config, "num_attention_heads"):
+            cache.crop(-DECODED_TOKENS)
         return [logits]
 
     return Side(decode, parameter_count(model))

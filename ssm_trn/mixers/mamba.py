@@ -28,14 +28,22 @@ class Mamba(Mixer):
     expand: width of u over d_model.
     dt_rank: R, rank of the map to the step lengths; d_model / 16 rounded up by default.
     conv_width: steps that the convolution sees.
+    negative_eigenvalues: decay 2 exp(-dt_t exp(A_log)) - 1, in [-1, 1] (Grazzi et al. 2024, arXiv:2411.12537).
     """
 
     def __init__(
-        self, d_model: int, d_state: int = 16, expand: float = 2, dt_rank: int | None = None, conv_width: int = 4
+        self,
+        d_model: int,
+        d_state: int = 16,
+        expand: float = 2,
+        dt_rank: int | None = None,
+        conv_width: int = 4,
+        negative_eigenvalues: bool = False,
     ):
         super().__init__()
         require_positive(d_state=d_state, expand=expand, dt_rank=dt_rank, conv_width=conv_width)
         width, dt_rank = int(expand * d_model), dt_rank or -(-d_model // 16)
+        self.negative_eigenvalues = negative_eigenvalues
         self.splits = [dt_rank, d_state, d_state]
         self.in_proj = nn.Linear(d_model, 2 * width, bias=False)
         self.conv = ShortConv(width, conv_width)
@@ -63,7 +71,15 @@ class Mamba(Mixer):
         dt = F.softplus(self.dt_proj(dt) + self.dt_bias)  # [B, T, width]
         dt, reset = ops.pass_through(mask, dt, reset)  # a step of length 0 neither decays nor writes
         y, memory = ops.selective_scan(
-            u, dt, -self.A_log.exp(), B[:, :, None], C[:, :, None], self.D, reset=reset, state=memory
+            u,
+            dt,
+            -self.A_log.exp(),
+            B[:, :, None],
+            C[:, :, None],
+            self.D,
+            negative_eigenvalues=self.negative_eigenvalues,
+            reset=reset,
+            state=memory,
         )
         return self.out_proj(y * F.silu(z)), (tail, memory)
 

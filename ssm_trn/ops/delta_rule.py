@@ -218,13 +218,12 @@ def _run(
     S_{t-1} before its decay.
     """
     batch, length, heads, _ = y.shape
-    dtype = state.dtype
     inputs = [cut(x, size) for x in (q, r, w, log_decay, y, beta)]  # [B, N, C, H, X]
     out = y.new_empty(inputs[4].shape)
     z, entering = _room(y, state, size, keep)
     state = state.flatten(0, 1)
     for span in _spans(out):
-        chunks = _Chunks([_heads_first(x[:, span], dtype) for x in inputs], scale, decay_first, keep=False)
+        chunks = _Chunks([_heads_first(x[:, span], state.dtype) for x in inputs], scale, decay_first, keep=False)
         result, state = chunks.forward(state, z[span] if keep else None, entering[span] if keep else None)
         out[:, span] = _heads_last(result, batch)
     return out.flatten(1, 2)[:, :length].contiguous(), state.unflatten(0, (batch, heads)), z, entering
@@ -253,14 +252,13 @@ def _run_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, r, w, log_decay, y, beta and the state."""
     batch, length, heads, _ = y.shape
-    dtype = z.dtype
     grad_out, *inputs = (cut(x, size) for x in (grad_out, q, r, w, log_decay, y, beta))
     grads = [x.new_empty(x.shape) for x in inputs]
     grad_state = grad_final.flatten(0, 1)
     for span in reversed(_spans(grad_out)):
-        chunks = _Chunks([_heads_first(x[:, span], dtype) for x in inputs], scale, decay_first, keep=True)
-        after = _heads_first(grad_out[:, span], dtype), grad_state
-        *parts, grad_state = chunks.backward(*after, z[span], entering[span])
+        chunks = _Chunks([_heads_first(x[:, span], z.dtype) for x in inputs], scale, decay_first, keep=True)
+        grad_span = _heads_first(grad_out[:, span], z.dtype)
+        *parts, grad_state = chunks.backward(grad_span, grad_state, z[span], entering[span])
         for grad, part in zip(grads, parts, strict=True):
             grad[:, span] = _heads_last(part, batch)
     return *(x.flatten(1, 2)[:, :length].contiguous() for x in grads), grad_state.unflatten(0, (batch, heads))
@@ -331,7 +329,7 @@ class _Chunks:
             self.weights = _ChannelWeights(q * scale, r, w, log_decay, decay_first, keep)
 
     def forward(self, state: Tensor, z: Tensor | None, entering: Tensor | None) -> tuple[Tensor, Tensor]:
-        """o and the state that leaves the last chunk; z and the states that enter the chunks where there is rooweights."""
+        """o and the state that leaves the last chunk; z and the states that enter the chunks where there is room."""
         weights, known = self.weights, self.beta * self.y
         out, z = torch.empty_like(known), torch.empty_like(known) if z is None else z
         for n in range(len(out)):

@@ -33,6 +33,7 @@ def selective_scan(
     D: Tensor | None = None,
     *,
     scale_input: bool = True,
+    negative_eigenvalues: bool = False,
     reset: Tensor | None = None,
     state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -45,12 +46,15 @@ def selective_scan(
         B, C: per step and group of channels [B, T, G, N] (G divides D), or for all steps [D, N], or None for ones.
         D: weight of the skip connection [D], or None for no skip.
         scale_input: whether the input is multiplied by dt; without it h_t = exp(dt_t A) h_{t-1} + x_t B_t.
+        negative_eigenvalues: 2 exp(dt_t A) - 1 in place of exp(dt_t A), so that a state can change its sign: the range
+            is [-1, 1] then (Grazzi et al. 2024, arXiv:2411.12537). For real A.
         reset: bool [B, T]; True zeroes the state before that step.
         state: h before the first step [B, D, N], or None for zeros.
 
     Returns:
         y [B, T, D] in the dtype of x, and the state after the last step [B, D, N]: float32, or float64 where x is, or
-        the complex type of that precision if one of A, B, C is complex. Both carry gradients, to every input.
+        the complex type of that precision if one of A, B, C is complex. Both carry gradients, to every input; second
+        derivatives are not available.
 
     Raises:
         ValueError: if the shapes do not fit together.
@@ -65,12 +69,14 @@ def selective_scan(
         C = 2 * C
     if D is not None:
         D = D.to(real)
+    if negative_eigenvalues and A.is_complex():
+        raise ValueError("negative_eigenvalues is for real A: a complex A has eigenvalues of every sign without it")
     state = A.new_zeros(x.shape[0], *A.shape) if state is None else state.to(dtype)
     form = select("selective_scan", {"reference": reference, "torch": chunked})
     if x.shape[1] == 1:  # a decode step needs no blocks
         form = reference
     with torch.autocast(x.device.type, enabled=False):  # it would round the state to bfloat16
-        return form(x, dt, A, B, C, D, state, reset, scale_input)
+        return form(x, dt, A, B, C, D, state, reset, scale_input, negative_eigenvalues)
 
 
 def reference(
@@ -83,6 +89,7 @@ def reference(
     state: Tensor,
     reset: Tensor | None,
     scale_input: bool,
+    negative: bool,
 ) -> tuple[Tensor, Tensor]:
     """The recurrence as a plain loop, with y_t = Re(C_t h_t) + D x_t. A, B, C and the state have one dtype."""
     real = torch.promote_types(x.dtype, torch.float32)
@@ -91,6 +98,8 @@ def reference(
     outputs = []
     for t, (x_t, dt_t, B_t, C_t) in enumerate(zip(*(s.unbind(1) for s in (inputs, steps, writes, reads)), strict=True)):
         decay = torch.exp(dt_t[..., None] * A)  # [B, D, N]
+        if negative:
+            decay = 2 * decay - 1
         if reset is not None:
             decay = decay.masked_fill(reset[:, t, None, None], 0)
         written = dt_t * x_t if scale_input else x_t  # [B, D]
@@ -104,7 +113,8 @@ def _for_each_channel(coefficient: Tensor, x: Tensor) -> Tensor:
     """B or C, [D, N] or [B, T, G, N], for every step and channel: [B, T, D, N]."""
     if coefficient.dim() == 2:
         return coefficient.expand(*x.shape[:2], -1, -1)
-    return coefficient.repeat_interleave(x.shape[2] // coefficient.shape[2], dim=2)
+    of_each_group = x.shape[2] // coefficient.shape[2]
+    return coefficient[:, :, :, None].expand(-1, -1, -1, of_each_group, -1).flatten(2, 3)
 
 
 # The chunked form. A scan does one multiplication and one addition for each exponential, so memory bounds it. The
@@ -135,10 +145,11 @@ def _scan(
     state: Tensor,
     reset: Tensor | None,
     scale_input: bool,
+    negative: bool,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y, the final state, and if `keep` the states that enter the blocks."""
-    call = _Call(x, dt, A, B, C, D, reset, scale_input)
+    call = _Call(x, dt, A, B, C, D, reset, scale_input, negative)
     y, entering = torch.empty_like(x, memory_format=torch.contiguous_format), call.states_between(keep)
     y_view = call.time_first(y)
     entering[0] = call.states_first(state)
@@ -156,8 +167,8 @@ def _scan(
 
 
 @_scan.register_fake
-def _(x, dt, A, B, C, D, state, reset, scale_input, keep):
-    entering = _Call(x, dt, A, B, C, D, reset, scale_input).states_between(keep)
+def _(x, dt, A, B, C, D, state, reset, scale_input, negative, keep):
+    entering = _Call(x, dt, A, B, C, D, reset, scale_input, negative).states_between(keep)
     return torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty_like(state), entering
 
 
@@ -175,12 +186,13 @@ def _scan_backward(
     entering: Tensor,
     reset: Tensor | None,
     scale_input: bool,
+    negative: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of x, dt, A, B, C, D (empty without D) and the state."""
     # The gradient of a product of complex numbers holds the conjugates of its factors. So all of this pass runs on
     # conjugates, and no line below needs to say so; a real number is its own conjugate.
     A, B, C, entering = (t.conj().resolve_conj() for t in (A, B, C, entering))
-    call = _Call(x, dt, A, B, C, D, reset, scale_input)
+    call = _Call(x, dt, A, B, C, D, reset, scale_input, negative)
     grad_x, grad_dt = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, dt))
     grad_x_view, grad_dt_view, grad_y_view = (call.time_first(t) for t in (grad_x, grad_dt, grad_y))
     grad_A, grad_B, grad_C = (t.new_zeros(t.shape) for t in (call.A, call.B, call.C))
@@ -200,6 +212,8 @@ def _scan_backward(
             grad_written = _sum_states(block.B, grad_h.whole)  # [Q, R, G, 1, P]
 
             grad_exponent = decay.whole
+            if negative:  # the derivative of 2 exp(a) - 1 is that value + 1
+                grad_exponent.add_(grad_h.whole if block.kept is None else grad_h.whole * block.kept)
             grad_exponent[1:].mul_(h.whole[:-1])
             grad_exponent[0].mul_(entering[i, rows])
             grad_A += torch.mul(grad_exponent, block.dt, out=h.whole).sum((0, 1))
@@ -216,13 +230,13 @@ def _scan_backward(
 
 
 @_scan_backward.register_fake
-def _(grad_y, grad_final, x, dt, A, B, C, D, entering, reset, scale_input):
+def _(grad_y, grad_final, x, dt, A, B, C, D, entering, reset, scale_input, negative):
     inputs = (x, dt, A, B, C, x.new_zeros(0) if D is None else D, grad_final)
     return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in inputs)
 
 
 def _keep_for_backward(ctx, inputs, output) -> None:
-    x, dt, A, B, C, D, _, reset, ctx.scale_input, _ = inputs
+    x, dt, A, B, C, D, _, reset, *ctx.flags, _ = inputs
     ctx.save_for_backward(x, dt, A, B, C, D, output[2], reset)
     ctx.set_materialize_grads(False)  # the states between blocks get no gradient, not even zeros
 
@@ -234,10 +248,8 @@ def _backward(ctx, grad_y: Tensor | None, grad_final: Tensor | None, _) -> tuple
     if grad_final is None:
         grad_final = A.new_zeros(x.shape[0], *A.shape)
     with torch.autocast(x.device.type, enabled=False):
-        *grads, grad_D, grad_state = _scan_backward(
-            grad_y, grad_final, x, dt, A, B, C, D, entering, reset, ctx.scale_input
-        )
-    return *grads, None if D is None else grad_D, grad_state, None, None, None
+        *grads, grad_D, grad_state = _scan_backward(grad_y, grad_final, x, dt, A, B, C, D, entering, reset, *ctx.flags)
+    return *grads, None if D is None else grad_D, grad_state, None, None, None, None
 
 
 _scan.register_autograd(_backward, setup_context=_keep_for_backward)
@@ -256,9 +268,10 @@ class _Call:
         D: Tensor | None,
         reset: Tensor | None,
         scale_input: bool,
+        negative: bool,
     ):
         self.groups = next((c.shape[2] for c in (B, C) if c.dim() == 4), 1)
-        self.real, self.scale_input = A.dtype.to_real(), scale_input
+        self.real, self.scale_input, self.negative = A.dtype.to_real(), scale_input, negative
         self.x, self.dt = self.time_first(x), self.time_first(dt)
         self.A, self.B, self.C = self.coefficient(A), self.coefficient(B), self.coefficient(C)
         self.A_log2 = self.A / math.log(2)  # exp(dt A) = exp2(dt A_log2), which is faster on many processors
@@ -312,10 +325,13 @@ class _Block:
         self.written = self.dt * self.x if call.scale_input else self.x
         self.B, self.C = (c if c.dim() == 3 else c[times, rows] for c in (call.B, call.C))
         self.kept = None if call.kept is None else call.kept[times, rows]
+        self.negative = call.negative
 
     def recur(self, entering: Tensor, decay: "_Buffer", h: "_Buffer") -> None:
         """Fills `decay` with exp(dt A) and `h` with the states, from the state that enters the block [R, G, N, P]."""
         torch.mul(self.dt, self.A_log2, out=decay.whole).exp2_()
+        if self.negative:
+            decay.whole.mul_(2).sub_(1)
         if self.kept is not None:
             decay.whole.mul_(self.kept)
         torch.mul(self.written, self.B, out=h.whole)

@@ -58,19 +58,9 @@ def short_conv(
     if length == 1:  # a decode step needs no blocks
         form = reference
     y = form(history, weight.T.to(dtype).contiguous(), bias.to(dtype), age, activation == "silu")
-
-    lags = torch.arange(taps - 2, -1, -1, device=x.device)  # of the tail's entries, oldest first
-    if mask is None:
-        tail = history[:, length:].clone()  # a view would keep the whole history alive
-        since_reset = None if age is None else age[:, -1:]
-    else:
+    if mask is not None:
         y = y.gather(1, place[..., None].expand_as(y))
-        count = mask.sum(1, keepdim=True)  # [B, 1]
-        tail = history.gather(1, (count + taps - 2 - lags)[..., None].expand_as(tail))
-        since_reset = None if age is None else age[:, -1:] - (length - count)
-    if since_reset is not None:
-        tail = torch.where((lags <= since_reset)[..., None], tail, 0)
-    return y, tail
+    return y, _last_inputs(history, taps - 1, mask, age)
 
 
 def reference(history: Tensor, weight: Tensor, bias: Tensor, age: Tensor | None, silu: bool) -> Tensor:
@@ -83,10 +73,10 @@ def reference(history: Tensor, weight: Tensor, bias: Tensor, age: Tensor | None,
         silu: whether to end with SiLU.
     """
     taps, inputs, outputs = len(weight), history.to(weight.dtype).unbind(1), []
-    lags = torch.arange(taps - 1, -1, -1, device=history.device)
     for t in range(len(inputs) - taps + 1):
         window = torch.stack(inputs[t : t + taps], 1)  # [B, W, D]
         if age is not None:
+            lags = torch.arange(taps - 1, -1, -1, device=history.device)
             window = torch.where((lags <= age[:, t, None])[..., None], window, 0)
         outputs.append(bias + (weight * window).sum(1))
     z = torch.stack(outputs, 1)  # [B, T, D]
@@ -98,14 +88,10 @@ def reference(history: Tensor, weight: Tensor, bias: Tensor, age: Tensor | None,
 # Forward and backward are custom operators: the backward pass keeps the inputs alone and computes z again.
 
 
-def blocked(history: Tensor, weight: Tensor, bias: Tensor, age: Tensor | None, silu: bool) -> Tensor:
-    """The same as `reference`, block by block and tap by tap."""
-    return _convolve(history, weight, bias, age, silu)
-
-
 @torch.library.custom_op("ssm_trn::short_conv", mutates_args=())
 @one_thread()
-def _convolve(history: Tensor, weight: Tensor, bias: Tensor, age: Tensor | None, silu: bool) -> Tensor:
+def blocked(history: Tensor, weight: Tensor, bias: Tensor, age: Tensor | None, silu: bool) -> Tensor:
+    """The same as `reference`, block by block and tap by tap."""
     y = _new_output(history, weight)
     for block in _blocks(y):
         z = _filter(_taps(block, history, weight, age), weight, bias)
@@ -113,14 +99,14 @@ def _convolve(history: Tensor, weight: Tensor, bias: Tensor, age: Tensor | None,
     return y
 
 
-@_convolve.register_fake
+@blocked.register_fake
 def _(history, weight, bias, age, silu):
     return _new_output(history, weight)
 
 
 @torch.library.custom_op("ssm_trn::short_conv_backward", mutates_args=())
 @one_thread()
-def _convolve_backward(
+def _blocked_backward(
     grad_y: Tensor, history: Tensor, weight: Tensor, bias: Tensor, age: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     grad_history = history.new_zeros(history.shape, dtype=weight.dtype)
@@ -138,7 +124,7 @@ def _convolve_backward(
     return grad_history.to(history.dtype), grad_weight, grad_bias
 
 
-@_convolve_backward.register_fake
+@_blocked_backward.register_fake
 def _(grad_y, history, weight, bias, age, silu):
     return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (history, weight, bias))
 
@@ -149,10 +135,10 @@ def _keep_for_backward(ctx, inputs, output) -> None:
 
 
 def _backward(ctx, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-    return *_convolve_backward(grad_y, *ctx.saved_tensors, ctx.silu), None, None
+    return *_blocked_backward(grad_y, *ctx.saved_tensors, ctx.silu), None, None
 
 
-_convolve.register_autograd(_backward, setup_context=_keep_for_backward)
+blocked.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
 def _new_output(history: Tensor, weight: Tensor) -> Tensor:
@@ -207,6 +193,24 @@ def _delete_masked(x: Tensor, reset: Tensor | None, mask: Tensor) -> tuple[Tenso
     if reset is not None:
         reset = (reset & mask).gather(1, order)
     return x, reset, (mask.cumsum(1) - 1).clamp(min=0)
+
+
+def _last_inputs(history: Tensor, count: int, mask: Tensor | None, age: Tensor | None) -> Tensor:
+    """The last real inputs [B, count, D], 0 where they are from before the last reset.
+
+    With a mask, the real steps stand before the masked ones in `history` and `age`.
+    """
+    first = history.shape[1] - count
+    masked = 0 if mask is None else (~mask).sum(1, keepdim=True)  # [B, 1]
+    if mask is None:
+        tail = history[:, first:].clone()  # a view would keep the whole history alive
+    else:
+        index = torch.arange(first, first + count, device=history.device) - masked  # [B, count]
+        tail = history.gather(1, index[..., None].expand(-1, -1, history.shape[2]))
+    if age is not None:
+        lags = torch.arange(count - 1, -1, -1, device=history.device)
+        tail = torch.where((lags <= age[:, -1:] - masked)[..., None], tail, 0)
+    return tail
 
 
 def _check(

@@ -34,6 +34,7 @@ class LanguageModelModule(LightningModule):
         warmup_steps: optimizer steps of the linear rise to the peak.
         final_learning_rate_ratio: where the cosine ends, as a share of the peak.
         decay_embeddings: whether weight decay applies to embeddings.
+        checkpoint_activations: less memory for a third more time, see `LanguageModel`.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class LanguageModelModule(LightningModule):
         warmup_steps: int = 100,
         final_learning_rate_ratio: float = 0.1,
         decay_embeddings: bool = False,
+        checkpoint_activations: bool = False,
     ):
         super().__init__()
         if learning_rate <= 0:
@@ -61,6 +63,7 @@ class LanguageModelModule(LightningModule):
         self.final_learning_rate_ratio = final_learning_rate_ratio
         self.decay_embeddings = decay_embeddings
         self.model = LanguageModel(config)
+        self.model.checkpoint_activations = checkpoint_activations
         self.register_buffer("piece_bytes", torch.zeros(config.vocab_size, dtype=torch.int64), persistent=False)
         self._scores: list[Tensor] = []
 

@@ -12,6 +12,7 @@ CASES = {
     "attention-window": {"mixer": "attention", "n_heads": 2, "window": 5, "qk_norm": True},
     "attention-no-positions": {"mixer": "attention", "n_heads": 2, "rope_theta": None},
     "mamba": {"mixer": "mamba", "d_state": 4},
+    "mamba-negative": {"mixer": "mamba", "d_state": 4, "negative_eigenvalues": True},
     "mamba2": {"mixer": "mamba2", "d_state": 8, "head_dim": 16},
     "mamba2-groups": {"mixer": "mamba2", "d_state": 8, "head_dim": 8, "n_groups": 2, "norm_before_gate": True},
     "mamba2-negative": {"mixer": "mamba2", "d_state": 8, "head_dim": 16, "negative_eigenvalues": True},

@@ -187,6 +187,7 @@ CASES = (
     Case("selective_scan", _selective_scan(), SCAN, {}, SCAN_WEIGHTS),
     Case("selective_scan-groups-skip", _selective_scan(groups=2, skip=True), SCAN, {}, SCAN_WEIGHTS),
     Case("selective_scan-unscaled", _selective_scan(), SCAN, {"scale_input": False}, SCAN_WEIGHTS),
+    Case("selective_scan-negative", _selective_scan(groups=2), SCAN, {"negative_eigenvalues": True}, SCAN_WEIGHTS),
     Case("selective_scan-fixed", _selective_scan(fixed=True), SCAN, {}, FIXED_SCAN_WEIGHTS),
     Case("selective_scan-complex", _selective_scan(complex=True), SCAN, {}, SCAN_WEIGHTS),
     Case("selective_scan-complex-fixed", _selective_scan(complex=True, fixed=True), SCAN, {}, FIXED_SCAN_WEIGHTS),

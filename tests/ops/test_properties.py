@@ -255,6 +255,8 @@ STRONG = [
     pytest.param(case, log_decay, id=f"{case.name}-{log_decay}")
     for case in GATED
     for log_decay in (-20.0, -60.0, -1e4, -torch.inf)
+    # with negative eigenvalues a strong decay reflects the state
+    if not case.options.get("negative_eigenvalues")
     # an infinite step of a scan that scales its input also writes an infinite one
     if log_decay > -torch.inf or case.op is not SCAN or not case.options.get("scale_input", True)
 ]

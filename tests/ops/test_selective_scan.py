@@ -246,16 +246,16 @@ def test_operators_keep_the_contract_of_custom_operators():
     tensors = inputs(2, 20, 6, 4)
     state, reset = normal(2, 6, 4), torch.zeros(2, 20, dtype=torch.bool)
     arguments = [x.requires_grad_() for x in tensors.values()]
-    opcheck(_scan, (*arguments, state, reset, True, True))
+    opcheck(_scan, (*arguments, state, reset, True, False, True))
     x, *weights = (x.detach() for x in arguments)
-    y, final, entering = _scan(x, *weights, state, reset, True, True)
-    opcheck(_scan_backward, (y, final, x, *weights, entering, reset, True))
+    y, final, entering = _scan(x, *weights, state, reset, True, False, True)
+    opcheck(_scan_backward, (y, final, x, *weights, entering, reset, True, False))
 
 
 def test_inference_keeps_one_state_for_all_blocks():
     tensors = inputs(3, 25, 700, 8).values()
     state = normal(3, 700, 8)
-    (*kept, entering), (*streamed, last) = (_scan(*tensors, state, None, True, keep) for keep in (True, False))
+    (*kept, entering), (*streamed, last) = (_scan(*tensors, state, None, True, False, keep) for keep in (True, False))
     for one, two in zip(kept, streamed, strict=True):
         assert torch.equal(one, two)
     assert len(entering) == 3  # before, between and after two blocks

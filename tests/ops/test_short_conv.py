@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.library import opcheck
 
 from ssm_trn import ops
-from ssm_trn.ops.short_conv import _convolve, _convolve_backward
+from ssm_trn.ops.short_conv import _blocked_backward, blocked
 
 EXACT = 1e-12
 CHANNELS = 5
@@ -69,14 +69,14 @@ def test_blocks_that_do_not_divide_time(channels, with_reset):
     reset = random_bool(2, length, probability=0.2) if with_reset else None
     tensors = normal(2, length, channels), normal(channels, 4, seed=1), normal(2, 3, channels, seed=3)
 
-    def blocked(x, weight, state):
+    def default(x, weight, state):
         return ops.short_conv(x, weight, state=state, reset=reset, activation="silu")
 
     def reference(*tensors):
         with ops.use_backend("reference"):
-            return blocked(*tensors)
+            return default(*tensors)
 
-    assert_same_with_gradients(blocked, reference, *tensors)
+    assert_same_with_gradients(default, reference, *tensors)
 
 
 def test_blocks_that_do_not_divide_the_batch():
@@ -148,8 +148,8 @@ def test_bfloat16_is_summed_in_float32(length):
 def test_operators_keep_the_contract_of_custom_operators():
     history, weight, bias = normal(2, 12, CHANNELS), normal(4, CHANNELS, seed=1), normal(CHANNELS, seed=2)
     age = torch.arange(9).remainder(4).expand(2, -1)
-    opcheck(_convolve, (*(x.clone().requires_grad_() for x in (history, weight, bias)), age, True))
-    opcheck(_convolve_backward, (normal(2, 9, CHANNELS, seed=3), history, weight, bias, age, True))
+    opcheck(blocked, (*(x.clone().requires_grad_() for x in (history, weight, bias)), age, True))
+    opcheck(_blocked_backward, (normal(2, 9, CHANNELS, seed=3), history, weight, bias, age, True))
 
 
 @pytest.mark.parametrize(
