@@ -90,6 +90,12 @@ class ModelConfig:
 
         return LanguageModel.without_memory(self).parameter_count()
 
+    def flops_per_token(self, context_length: int) -> float:
+        """Floating-point operations of a forward pass per token, counted on the real module; see flops.py."""
+        from ssm_trn.flops import flops_per_token
+
+        return flops_per_token(self, context_length)
+
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "layers": [LayerConfig.of(layer).to_dict() for layer in self.layers]}
 

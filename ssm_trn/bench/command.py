@@ -10,7 +10,7 @@ from ssm_trn.bench import report
 from ssm_trn.bench.measure import Comparison, measure
 from ssm_trn.bench.ops import OPS
 from ssm_trn.bench.step import STEPS
-from ssm_trn.ops.threads import one_thread
+from ssm_trn.ops.contexts import one_thread
 from ssm_trn.results import FORMAT_VERSION, RESULTS_FILE, machine_facts, read_results, write_results
 
 COMPARISONS = {"ops": OPS, "step": STEPS}

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssm_trn.ops.threads import one_thread
+from ssm_trn.ops.contexts import one_thread
 from ssm_trn.runtime import tune_malloc
 
 OURS = "ssm_trn"

@@ -63,8 +63,8 @@ class Study:
         ):
             if not _has(self.fit, keys):
                 raise ValueError(f"the study's fit does not set {'.'.join(keys)}")
-        if not self.seeds or not self.contexts:
-            raise ValueError("a study needs at least one seed and one context length")
+        if not self.seeds or len(self.contexts) < 2:
+            raise ValueError("a study needs at least one seed and two context lengths")
         for name in self.models:
             if "/" in name or name.startswith("."):
                 raise ValueError(f"the model '{name}' cannot name a folder: use letters, digits and _")

@@ -33,7 +33,8 @@ def write_report(results: dict, folder: Path) -> None:
 def table(results: dict) -> str:
     """The models as a Markdown table, one row for each model and seed."""
     models, baseline = results["models"], results["study"]["baseline"]
-    tasks, contexts = list(models[0]["tasks"]), list(models[0]["decode_tokens_per_second"])
+    tasks, (shortest, *_, longest) = list(models[0]["tasks"]), models[0]["decode_tokens_per_second"]
+    contexts = (shortest, longest)  # the plot has those between
     seeds = len({model["seed"] for model in models}) > 1
     reference = next(model for model in models if model["name"] == baseline)
     header = ["model", *(["seed"] if seeds else []), "parameters", "bits per byte (95 %)", f"against {baseline} (95 %)"]

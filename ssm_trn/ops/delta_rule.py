@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ssm_trn.ops.backends import select
 from ssm_trn.ops.chunks import ChannelDecays, HeadDecays, cut, decay_of, fold_reset
+from ssm_trn.ops.contexts import full_precision, one_thread
 
 # Of 16, 32, 64 and 128 the best on a CPU: larger ones do more work per step, smaller ones more steps.
 CHUNK_SIZE = 32
@@ -69,7 +70,7 @@ def delta_rule(
     _check(q, k, v, beta, log_decay, erase, reset, state, chunk_size)
     batch, length, heads, values = v.shape
     dtype = torch.promote_types(v.dtype, torch.float32)
-    with torch.autocast(v.device.type, enabled=False):  # it would round the state to bfloat16
+    with full_precision(v.device):
         q, k = (_for_each_head(x, heads) for x in (q, k))
         if log_decay is None:
             log_decay = v.new_zeros(batch, length, heads, dtype=dtype)
@@ -276,12 +277,13 @@ def _keep_for_backward(ctx, inputs, output) -> None:
 
 
 def _backward(ctx, grad_out: Tensor | None, grad_final: Tensor | None, *_) -> tuple[Tensor | None, ...]:
-    _, _, _, _, y, _, _, entering = ctx.saved_tensors
+    saved = ctx.saved_tensors  # read once: activation checkpointing computes them anew at each reading
+    y, entering = saved[4], saved[7]
     if grad_out is None:
         grad_out = torch.zeros_like(y)
     if grad_final is None:
         grad_final = torch.zeros_like(entering[0]).unflatten(0, (len(y), -1))
-    grads = _run_backward(grad_out, grad_final, *ctx.saved_tensors, ctx.size, ctx.scale, ctx.decay_first)
+    grads = _run_backward(grad_out, grad_final, *saved, ctx.size, ctx.scale, ctx.decay_first)
     return *grads, None, None, None, None
 
 
@@ -328,6 +330,7 @@ class _Chunks:
         else:
             self.weights = _ChannelWeights(q * scale, r, w, log_decay, decay_first, keep)
 
+    @one_thread()
     def forward(self, state: Tensor, z: Tensor | None, entering: Tensor | None) -> tuple[Tensor, Tensor]:
         """o and the state that leaves the last chunk; z and the states that enter the chunks where there is room."""
         weights, known = self.weights, self.beta * self.y
@@ -346,12 +349,14 @@ class _Chunks:
         """The gradients of q, r, w, log_decay, y, beta, and of the state that enters the first chunk."""
         weights = self.weights
         grad_y, leaving = torch.empty_like(z), torch.empty_like(entering)  # gradients of the states that leave chunks
-        for n in reversed(range(len(z))):
-            leaving[n] = grad_state
-            grad_z = torch.bmm(weights.mix[n].mT, grad_out[n]).baddbmm_(weights.write[n], grad_state)
-            torch.linalg.solve_triangular(weights.system[n].mT, grad_z, upper=True, unitriangular=True, out=grad_y[n])
-            grad_state = (weights.total[n] * grad_state).baddbmm_(weights.read_q[n].mT, grad_out[n])
-            grad_state.baddbmm_(weights.read_z[n].mT, grad_y[n], alpha=-1)
+        with one_thread():
+            for n in reversed(range(len(z))):
+                leaving[n] = grad_state
+                grad_z = torch.bmm(weights.mix[n].mT, grad_out[n]).baddbmm_(weights.write[n], grad_state)
+                system = weights.system[n].mT
+                torch.linalg.solve_triangular(system, grad_z, upper=True, unitriangular=True, out=grad_y[n])
+                grad_state = (weights.total[n] * grad_state).baddbmm_(weights.read_q[n].mT, grad_out[n])
+                grad_state.baddbmm_(weights.read_z[n].mT, grad_y[n], alpha=-1)
         grad_q, grad_r, grad_w, grad_log_decay = weights.backward(
             grad_system=(grad_y @ z.mT).tril_(-1).neg_(),
             grad_read_z=(grad_y @ entering.mT).neg_(),

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ssm_trn.ops.backends import select
 from ssm_trn.ops.chunks import ChannelDecays, HeadDecays, cut, decay_of, fold_reset
+from ssm_trn.ops.contexts import full_precision
 
 # Of 16, 32, 64 and 128 the best on a CPU: larger ones do more work per step, smaller ones more steps.
 CHUNK_SIZE = 64
@@ -65,7 +66,7 @@ def linear_attention(
     form = select("linear_attention", {"reference": reference, "torch": chunked})
     if length == 1:  # a decode step needs no chunk
         form = reference
-    with torch.autocast(v.device.type, enabled=False):  # it would round the state to bfloat16
+    with full_precision(v.device):
         return form(q, k, v, log_decay.to(dtype), bonus, reset, state.to(dtype), scale, chunk_size)
 
 
@@ -125,7 +126,7 @@ def reference(
     return (scale * torch.stack(outputs, 1)).to(v.dtype), state
 
 
-# The chunked form (Mamba-2, section 6; GLA, section 4). With D_ts = exp(g_{s+1} + ... + g_t), a chunk that follows S has
+# The chunked form (Mamba-2, section 6; GLA, section 4). With D_ts = exp(g_{s+1} + ... + g_t), a chunk after S has
 #
 #     o_t = (D_t0 q_t)^T S + sum_{s<=t} (q_t^T D_ts k_s) v_s        S' = D_C0 S + sum_s (D_Cs k_s) v_s^T
 #

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ssm_trn.ops.backends import select
-from ssm_trn.ops.threads import one_thread
+from ssm_trn.ops.contexts import full_precision, one_thread
 
 # An infinite step size is a full decay. It is cut to a finite one, so that inf * 0 makes no NaN in a gradient.
 LARGEST_STEP = 1e30
@@ -75,7 +75,7 @@ def selective_scan(
     form = select("selective_scan", {"reference": reference, "torch": chunked})
     if x.shape[1] == 1:  # a decode step needs no blocks
         form = reference
-    with torch.autocast(x.device.type, enabled=False):  # it would round the state to bfloat16
+    with full_precision(x.device):
         return form(x, dt, A, B, C, D, state, reset, scale_input, negative_eigenvalues)
 
 
@@ -247,7 +247,7 @@ def _backward(ctx, grad_y: Tensor | None, grad_final: Tensor | None, _) -> tuple
         grad_y = torch.zeros_like(x)
     if grad_final is None:
         grad_final = A.new_zeros(x.shape[0], *A.shape)
-    with torch.autocast(x.device.type, enabled=False):
+    with full_precision(x.device):
         *grads, grad_D, grad_state = _scan_backward(grad_y, grad_final, x, dt, A, B, C, D, entering, reset, *ctx.flags)
     return *grads, None if D is None else grad_D, grad_state, None, None, None, None
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssm_trn.ops.backends import select
-from ssm_trn.ops.threads import one_thread
+from ssm_trn.ops.contexts import one_thread
 
 
 def short_conv(

@@ -1,15 +1,12 @@
-"""The delta rule: what the property suite does not know. Witnesses, keys that are alike, memory, wrong input, speed."""
+"""The delta rule: what the property suite does not know. Witnesses, keys that are alike, memory, wrong input."""
 
 import importlib
-import statistics
-import time
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from ssm_trn import ops
-from ssm_trn.runtime import tune_malloc
 from tests.ops.cases import CASES, DELTA
 from tests.ops.test_properties import each, error, leaf, loss, run_with_gradients, wide
 
@@ -253,31 +250,3 @@ def test_wrong_options_are_answered_in_a_sentence():
         ops.delta_rule(q, q, q, None, erase=(q, q[..., :5]))
     with pytest.raises(ValueError, match="chunk_size must be at least 1, got 0"):
         ops.delta_rule(q, q, q, beta, chunk_size=0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("length", "at_least"), [(2048, 1.5), (8192, 4.0)])
-def test_trains_faster_than_transformers(qwen3_next, length, at_least):
-    """One thread, CPU time of the process, the two in turn, medians; 12 heads of 64 x 64."""
-    tune_malloc()
-    q, k, v = unit(0, 1, length, 12, 64), unit(1, 1, length, 12, 64), random(2, 1, length, 12, 64)
-    beta, log_decay = torch.sigmoid(random(3, 1, length, 12)), -F.softplus(random(4, 1, length, 12))
-    inputs, grad_out = [leaf(x) for x in (q, k, v, beta, log_decay)], random(5, 1, length, 12, 64)
-    q, k, v, beta, log_decay = inputs
-    candidates = {
-        "theirs": lambda: qwen3_next.torch_chunk_gated_delta_rule(q, k, v, log_decay, beta)[0],
-        "own": lambda: ops.delta_rule(q, k, v, beta, log_decay, scale=0.125)[0],
-    }
-    times: dict[str, list[float]] = {name: [] for name in candidates}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for _ in range(4):
-            for name, forward in candidates.items():
-                start = time.process_time()
-                torch.autograd.grad(forward(), inputs, grad_out)
-                times[name].append(time.process_time() - start)
-    finally:
-        torch.set_num_threads(threads)
-    theirs, own = (statistics.median(times[name][1:]) for name in ("theirs", "own"))  # the first one warms up
-    assert theirs / own >= at_least

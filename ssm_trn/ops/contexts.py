@@ -1,7 +1,7 @@
-"""Threads inside an op."""
+"""What surrounds the computation inside an op: its precision and its threads."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -19,3 +19,9 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(count)
+
+
+def full_precision(device: torch.device) -> AbstractContextManager:
+    """No autocast inside an op: it would round the state to bfloat16."""
+    # The meta device, on which models are counted and planned, knows no autocast.
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
