@@ -19,7 +19,7 @@ def unit_length(x: Tensor, eps: float = 1e-6) -> Tensor:
 
 
 class Float32Parameters(nn.Module):
-    """A module whose own parameters (not those of its children) are never cast to less than float32.
+    """A module whose own parameters (not those of its children) are never made in, nor cast to, less than float32.
 
     `model.bfloat16()` then leaves A_log, dt_bias, D and norm weights alone: in bfloat16 a decay of 0.999 would be 1.
     `reset_parameters` draws these parameters anew.
@@ -27,6 +27,11 @@ class Float32Parameters(nn.Module):
 
     def reset_parameters(self) -> None:
         """Nothing by default."""
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and param.is_floating_point() and param.dtype.itemsize < 4:
+            param = nn.Parameter(param.detach().float(), param.requires_grad)  # made under a narrow default dtype
+        super().register_parameter(name, param)
 
     def _apply(self, fn, recurse=True):
         own = {id(parameter) for parameter in self._parameters.values()}

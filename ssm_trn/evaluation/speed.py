@@ -5,17 +5,20 @@ The models take turns, so that whatever else the machine does meets them alike; 
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 
 from ssm_trn.model import LanguageModel
 
+Name = TypeVar("Name", bound=Hashable)
 
-def take_turns(calls: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+
+def take_turns(calls: Mapping[Name, Callable[[], None]], rounds: int) -> dict[Name, float]:
     """Median seconds of each call; one call of each goes before as a warm-up."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    seconds: dict[Name, list[float]] = {name: [] for name in calls}
     for turn in range(rounds + 1):
         for name, call in calls.items():
             start = time.perf_counter()
@@ -48,11 +51,11 @@ def training_speeds(
 
 @torch.inference_mode()
 def decoding_speeds(
-    models: Mapping[str, LanguageModel], context_length: int, steps: int = 32, rounds: int = 5
-) -> dict[str, float]:
-    """Tokens per second of greedy decoding, one sequence at a time, behind a context of random tokens."""
+    models: Mapping[str, LanguageModel], contexts: Sequence[int], steps: int = 32, rounds: int = 5
+) -> dict[str, dict[int, float]]:
+    """Tokens per second of greedy decoding, one sequence at a time, behind contexts of random tokens."""
 
-    def decode_of(model: LanguageModel) -> Callable[[], None]:
+    def decode_of(model: LanguageModel, context_length: int) -> Callable[[], None]:
         context = torch.randint(model.config.vocab_size, (1, context_length))
         _, state = model.features(context, model.init_state(1, context_length + steps))
 
@@ -64,20 +67,21 @@ def decoding_speeds(
 
         return decode
 
-    seconds = take_turns({name: decode_of(model) for name, model in models.items()}, rounds)
-    return {name: steps / value for name, value in seconds.items()}
+    calls = {(name, context): decode_of(model, context) for name, model in models.items() for context in contexts}
+    seconds = take_turns(calls, rounds)
+    return {name: {context: steps / seconds[name, context] for context in contexts} for name in models}
 
 
 def speeds(
     models: Mapping[str, LanguageModel], batch_size: int, length: int, contexts: Sequence[int], rounds: int = 5
 ) -> dict[str, dict]:
     """For each model: training tokens/s, and for each context length decode tokens/s and bytes of state (float32)."""
-    decoding = {context: decoding_speeds(models, context, rounds=rounds) for context in contexts}
+    decoding = decoding_speeds(models, contexts, rounds=rounds)
     training = training_speeds(models, batch_size, length, rounds)
     return {
         name: {
             "training_tokens_per_second": training[name],
-            "decode_tokens_per_second": {str(context): decoding[context][name] for context in contexts},
+            "decode_tokens_per_second": {str(context): speed for context, speed in decoding[name].items()},
             "state_bytes": {str(context): 4 * model.state_size(context) for context in contexts},
         }
         for name, model in models.items()
