@@ -6,6 +6,8 @@ import sys
 from argparse import ArgumentError
 from collections.abc import Callable, Sequence
 from importlib import import_module
+
+from ssm_trn.runtime import yield_idle_threads
 from inspect import signature
 
 DESCRIPTION = """usage: ssm-trn COMMAND ...
@@ -22,6 +24,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
     `--debug` anywhere, or SSM_TRN_DEBUG=1, shows the whole traceback instead.
     """
+    yield_idle_threads()
     words = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in words or os.environ.get("SSM_TRN_DEBUG") == "1"
     words = [word for word in words if word != "--debug"]

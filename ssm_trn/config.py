@@ -1,13 +1,30 @@
 """What a model is made of, as plain values that YAML and JSON can hold."""
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import MISSING, asdict, dataclass, field
+from typing import Any, get_args, get_type_hints
 
 from ssm_trn import mixers
 
 FEED_FORWARDS = ("swiglu", "none")
+_PLAIN_TYPES = {bool, int, float, str, type(None)}
+
+
+def check_types(owner: str, values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    """A ValueError for the first value that is not of its hint's type: a YAML file may hold '3' or 3.0 where 3 is meant.
+
+    Hints other than bool, int, float, str, None and unions of them are not looked at.
+    """
+    for name, value in values.items():
+        types = set(get_args(hints.get(name)) or {hints.get(name)})
+        if not types <= _PLAIN_TYPES:
+            continue
+        fits = type(value) in types or (type(value) is int and float in types)
+        if not fits or (isinstance(value, float) and not math.isfinite(value)):
+            wanted = " or ".join(sorted("null" if kind is type(None) else kind.__name__ for kind in types))
+            raise ValueError(f"{owner}: {name} is {value!r}, which should be of type {wanted}")
 
 
 @dataclass(frozen=True)
@@ -19,12 +36,15 @@ class LayerConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
-        known = inspect.signature(mixers.get(self.mixer)).parameters
+        check_types("a layer", {"mixer": self.mixer, "feed_forward": self.feed_forward}, get_type_hints(LayerConfig))
+        mixer = mixers.get(self.mixer)
+        known = inspect.signature(mixer).parameters
         for option in self.options:
             if option not in known or option == "d_model":
                 raise ValueError(
                     f"mixer '{self.mixer}' has no option '{option}': it takes {', '.join(list(known)[1:])}"
                 )
+        check_types(f"mixer '{self.mixer}'", self.options, get_type_hints(mixer.__init__))
         if self.feed_forward not in FEED_FORWARDS:
             raise ValueError(f"feed_forward '{self.feed_forward}' is none of {', '.join(FEED_FORWARDS)}")
 
@@ -35,6 +55,8 @@ class LayerConfig:
             return layer
         if isinstance(layer, str):
             return cls(layer)
+        if not isinstance(layer, Mapping):
+            raise ValueError(f"layer {layer!r} is neither a mixer's name nor a mapping with its options")
         options = dict(layer)
         if "mixer" not in options:
             raise ValueError(f"layer {dict(layer)} names no mixer: add 'mixer: {next(iter(mixers.names()))}'")
@@ -68,11 +90,14 @@ class ModelConfig:
     vocab_multiple: int = 1
 
     def __post_init__(self):
+        check_types("the model config", vars(self), get_type_hints(ModelConfig))
         for name in ("vocab_size", "d_model", "d_ff", "vocab_multiple"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
-        if isinstance(self.layers, str) or not self.layers:
+        if self.norm_eps < 0:
+            raise ValueError(f"norm_eps is {self.norm_eps}; it must be at least 0")
+        if not isinstance(self.layers, list | tuple) or not self.layers:
             raise ValueError("layers must be a list with at least one mixer, such as ['mamba2', 'attention']")
         object.__setattr__(self, "layers", tuple(LayerConfig.of(layer) for layer in self.layers))
 
@@ -105,4 +130,7 @@ class ModelConfig:
         for name in values:
             if name not in known:
                 raise ValueError(f"a model config has no '{name}': it takes {', '.join(known)}")
+        missing = [name for name, field in known.items() if field.default is MISSING and name not in values]
+        if missing:
+            raise ValueError(f"the model config lacks {', '.join(missing)}")
         return cls(**values)

@@ -7,7 +7,6 @@ logits = head(norm(x))
 
 import json
 import math
-import os
 from pathlib import Path
 
 import torch
@@ -18,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ssm_trn import mixers
 from ssm_trn.config import LayerConfig, ModelConfig
+from ssm_trn.files import replacing
 from ssm_trn.layers import Float32Parameters, RMSNorm, SwiGLU
 
 FORMAT_VERSION = 1
@@ -141,9 +141,8 @@ class LanguageModel(nn.Module):
             (WEIGHTS_FILE, lambda path: save_file({k: v.contiguous() for k, v in self.state_dict().items()}, path)),
             (CONFIG_FILE, lambda path: path.write_text(json.dumps(config, indent=2) + "\n")),
         ):
-            unfinished = folder / f".{name}.unfinished"
-            write(unfinished)
-            os.replace(unfinished, folder / name)
+            with replacing(folder / name) as unfinished:
+                write(unfinished)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, device: str | torch.device = "cpu") -> "LanguageModel":
@@ -173,9 +172,11 @@ class LanguageModel(nn.Module):
 
 def _read_config(path: Path) -> ModelConfig:
     try:
-        saved = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(saved, dict):
+        raise ValueError(f"{path} describes no model")
     if saved.get("format_version") != FORMAT_VERSION:
         raise ValueError(
             f"{path} has format version {saved.get('format_version')}, this release reads {FORMAT_VERSION}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ssm_trn.files import replacing, write_whole
 from ssm_trn.version import VERSION
 
 FORMAT_VERSION = 1
@@ -17,7 +18,12 @@ RESULTS_FILE = "results.json"
 
 def read_results(path: str | Path) -> dict[str, Any]:
     """What a results.json holds; a ValueError if this release cannot read it."""
-    results = json.loads(Path(path).read_text())
+    try:
+        results = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not a results file: make it anew") from error
+    if not isinstance(results, dict):
+        raise ValueError(f"{path} is not a results file: make it anew")
     if results.get("format_version") != FORMAT_VERSION:
         raise ValueError(
             f"{path} has format version {results.get('format_version')}, this release reads {FORMAT_VERSION}"
@@ -27,13 +33,6 @@ def read_results(path: str | Path) -> dict[str, Any]:
 
 def write_results(path: Path, results: dict[str, Any]) -> None:
     write_whole(path, json.dumps(results, indent=2) + "\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a text file whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(text)
-    os.replace(unfinished, path)
 
 
 def machine_facts() -> dict[str, Any]:
@@ -73,6 +72,6 @@ def new_figure(x_label: str, y_label: str, height: float = 4.0):
 
 def save_figure(figure, axes, path: Path) -> None:
     axes.legend(frameon=False)
-    unfinished = path.with_name(f".unfinished-{path.name}")
-    figure.savefig(unfinished, metadata={"Date": None})  # the same results give the same file
-    os.replace(unfinished, path)
+    with replacing(path) as unfinished:
+        # without a date, so that the same results give the same file
+        figure.savefig(unfinished, format=path.suffix[1:], metadata={"Date": None})

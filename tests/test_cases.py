@@ -44,6 +44,8 @@ Most kinds are properties of the suites beside the code; what those do not show 
                                                      test_decoding_takes_one_compiled_graph
 
     reported                                         test
+    views that keep a long history alive             test_the_cache_of_a_window_keeps_no_more_than_the_window_alive;
+                                                     ops/test_short_conv.py::test_the_tail_does_not_keep_the_...
     gradients in bfloat16 off by orders              test_gradients_in_bfloat16_are_summed_in_float32
     the end of long inputs dropped                   test_nothing_is_dropped_beyond_65536
     weights made in bfloat16                         test_a_model_made_in_bfloat16_keeps_its_gates_in_float32
@@ -225,7 +227,7 @@ def test_the_state_after_each_packed_document_is_its_own(case):
 
 def test_the_other_mixers_compile_without_a_graph_break():
     """Those that are not in the mixture of tests/test_model.py."""
-    names = "retnet", "gla", "deltanet", "kda", "mamba-negative", "mamba2-negative", "attention-no-positions"
+    names = "retnet", "gla", "deltanet", "kda", "mamba2-negative"
     model, tokens = model_of(*(MIXERS[name] | {"feed_forward": "none"} for name in names)), random_tokens(2, 70)
     torch.compiler.reset()
     results = []
@@ -321,7 +323,7 @@ def test_copies_of_a_request_and_long_neighbours_do_not_change_its_score():
         assert score(request, long, request) == pytest.approx([alone, long_alone, alone], abs=1e-5)
 
 
-COMPILED = ({"mixer": "mamba2", "d_state": 8}, "gated_deltanet", {"mixer": "attention", "window": 9})
+COMPILED = {"mixer": "mamba2", "d_state": 8}, {"mixer": "attention", "window": 9}
 
 
 def test_ragged_documents_train_in_one_compiled_graph():
@@ -356,6 +358,14 @@ def test_decoding_takes_one_compiled_graph():
         logits.append(new)
     assert counter.frame_count == 1
     assert_close(torch.cat(logits, 1), model(tokens)[0][:, 10:], atol=1e-5, rtol=1e-5)
+
+
+def test_the_cache_of_a_window_keeps_no_more_than_the_window_alive():
+    """Of one row too, where the end of the history is contiguous."""
+    for batch in (1, 2):
+        q = random(batch, 500, 2, 4)
+        _, cache = ops.attention(q, q, q, window=9)
+        assert all(part.untyped_storage().nbytes() == part.nbytes for part in cache)
 
 
 @every_op

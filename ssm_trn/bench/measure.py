@@ -1,10 +1,11 @@
-"""Side-by-side measurements on one thread.
+"""Measurements of several implementations side by side, on one thread.
 
-Those who are compared take turns in one process, in an order that rotates, and are timed in CPU time of the process:
-other programs on the machine then cost nobody a turn and all of them the same caches. Before that, each runs once, and
-the results of that run must agree. Memory is what a fresh process grows by while it runs one call.
+They take turns in one process and are timed in CPU time of that process, which stands still while another program has
+the core. Before that each runs once, and the results of that run must agree. Memory is what a fresh process grows by
+while it runs one call.
 """
 
+import ctypes
 import statistics
 import sys
 import time
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from ssm_trn.ops.contexts import one_thread
 from ssm_trn.runtime import tune_malloc
+from ssm_trn.timing import take_turns
 
 OURS = "ssm_trn"
 LARGEST_DIFFERENCE = 1e-4
@@ -36,7 +38,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Promise:
-    """That `ours` takes at most 1 / ratio of the time ("seconds") or of the memory ("bytes") that `peer` takes."""
+    """That `peer` takes at least `ratio` times the time ("seconds") or memory ("bytes") that `ours` takes."""
 
     title: str
     peer: str
@@ -65,71 +67,61 @@ class Comparison:
 
 
 def measure(comparison: Comparison, rounds: int | None = None) -> list[dict[str, Any]]:
-    """A row of results for each promise; where a side cannot run or differs from ours, the row says why instead."""
+    """A row of results for each promise; where a side cannot run or computes something else, it tells the reason."""
     torch.manual_seed(0)
     with one_thread():
         try:
             sides = comparison.build(comparison.length)
             results = {name: list(side.call()) for name, side in sides.items()}
-        except ImportError as error:  # the peers' modules are imported when they are called
-            return _rows_without_figures(comparison, f"{error}: it comes with the extra 'dev'")
+        except ImportError as error:  # peers import their libraries when they are called
+            return [_row(comparison, promise, not_measured=str(error)) for promise in comparison.promises]
         difference = largest_difference(results) if comparison.same else None
         del results
-        if difference is not None and not difference < LARGEST_DIFFERENCE:
-            return _rows_without_figures(comparison, f"the results differ by {difference:.1e}")
-        seconds = take_turns({name: side.call for name, side in sides.items()}, rounds or comparison.rounds)
+        if difference is not None and not difference < LARGEST_DIFFERENCE:  # or NaN
+            reason = f"the results differ by {difference:.1e}"
+            return [_row(comparison, promise, not_measured=reason) for promise in comparison.promises]
+        calls = {name: side.call for name, side in sides.items()}
+        seconds = take_turns(calls, rounds or comparison.rounds, time.process_time)
     rows = []
     for promise in comparison.promises:
-        row = {**_head(comparison, promise), "difference": difference}
-        if promise.quantity == "bytes" and sys.platform != "linux":
-            row["not_measured"] = "peak memory is read from /proc, which only Linux has"
-            rows.append(row)
+        if promise.quantity == "seconds":
+            samples = seconds
+        elif sys.platform == "linux":
+            samples = {name: [peak_growth(comparison, name)] for name in (promise.ours, promise.peer)}
+        else:
+            reason = "the peak of memory is read from /proc, which only Linux has"
+            rows.append(_row(comparison, promise, not_measured=reason))
             continue
-        for role, name in (("ours", promise.ours), ("peer", promise.peer)):
-            samples = seconds[name] if promise.quantity == "seconds" else [peak_growth(comparison, name)]
-            row[role] = {
-                "name": name,
-                "median": statistics.median(samples),
-                "samples": samples,
-                "parameters": sides[name].parameters,
-            }
-        ratios = [peer / ours for ours, peer in zip(row["ours"]["samples"], row["peer"]["samples"], strict=True)]
-        row |= {
-            "ratio": row["peer"]["median"] / row["ours"]["median"],
-            "lowest_ratio": min(ratios),
-            "highest_ratio": max(ratios),
-        }
-        rows.append(row)
+        parameters = {name: side.parameters for name, side in sides.items()}
+        rows.append(_row(comparison, promise, difference=difference, **_figures(promise, samples, parameters)))
     return rows
 
 
-def _rows_without_figures(comparison: Comparison, reason: str) -> list[dict[str, Any]]:
-    return [{**_head(comparison, promise), "not_measured": reason} for promise in comparison.promises]
-
-
-def _head(comparison: Comparison, promise: Promise) -> dict[str, Any]:
+def _row(comparison: Comparison, promise: Promise, **found: Any) -> dict[str, Any]:
     return {
         "title": promise.title,
         "length": comparison.length,
         "against": promise.peer,
         "quantity": promise.quantity,
         "promised_ratio": promise.ratio,
+        **found,
     }
 
 
-def take_turns(
-    calls: Mapping[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = time.process_time
-) -> dict[str, list[float]]:
-    """Seconds of each call in each round; in each round another one is the first."""
-    names = list(calls)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(rounds):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            start = clock()
-            calls[name]()
-            seconds[name].append(clock() - start)
-    return seconds
+def _figures(
+    promise: Promise, samples: Mapping[str, list[float]], parameters: Mapping[str, int | None]
+) -> dict[str, Any]:
+    sides = {
+        role: {"median": statistics.median(samples[name]), "samples": samples[name], "parameters": parameters[name]}
+        for role, name in (("ours", promise.ours), ("peer", promise.peer))
+    }
+    ratios = [peer / ours for ours, peer in zip(samples[promise.ours], samples[promise.peer], strict=True)]
+    return {
+        **sides,
+        "ratio": sides["peer"]["median"] / sides["ours"]["median"],
+        "lowest_ratio": min(ratios),
+        "highest_ratio": max(ratios),
+    }
 
 
 def largest_difference(results: Mapping[str, list[Tensor]]) -> float:
@@ -146,18 +138,18 @@ def peak_growth(comparison: Comparison, name: str) -> int:
 
 
 def _peak_growth(comparison: Comparison, name: str) -> int:
-    tune_malloc()
+    on_glibc = tune_malloc()
     torch.set_num_threads(1)
     comparison.build(WARM_UP_LENGTH)[name].call()  # code that runs for the first time takes memory of its own
     call = comparison.build(comparison.length)[name].call
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-        libc.malloc_trim(0)  # free memory in the process's hands is not
-    before = _status_bytes("VmRSS")
+    if on_glibc:
+        ctypes.CDLL(None).malloc_trim(0)  # else the call would use again what was freed before, and need less
+    before = _memory("VmRSS")
     call()
-    return _status_bytes("VmHWM") - before
+    return _memory("VmHWM") - before
 
 
-def _status_bytes(field: str) -> int:
-    """A figure of this process as Linux keeps it: VmRSS is the memory in use, VmHWM the most that ever was."""
+def _memory(field: str) -> int:
+    """Bytes of this process as Linux counts them: VmRSS is what it holds, VmHWM the most that it ever held."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field))

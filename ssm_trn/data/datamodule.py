@@ -144,7 +144,7 @@ class TrainingBatches(Dataset[Batch]):
             here = epochs == epoch
             blocks[here] = _epoch_order(self._seed, int(epoch), self.blocks)[indices[here]]
         positions = blocks[:, None] * self._block_length + np.arange(self._block_length + 1)  # [rows, L + 1]
-        return _batch(self._tokens.tokens[positions])
+        return _batch(self._tokens.ids(positions))
 
 
 class HeldOutBatches(Dataset[Batch]):
@@ -163,7 +163,7 @@ class HeldOutBatches(Dataset[Batch]):
         blocks = step * self._batch_size + self._rows
         positions = blocks[:, None] * self._block_length + np.arange(self._block_length + 1)  # [rows, L + 1]
         last = len(self._tokens) - 1
-        ids = self._tokens.tokens[np.minimum(positions, last)]
+        ids = self._tokens.ids(np.minimum(positions, last))
         return _batch(np.where(positions <= last, ids, PAD_ID))
 
 

@@ -64,6 +64,8 @@ def prepare(
         ValueError: The corpus has no text, lacks the column or cannot be read, vocab_size does not fit it, or the
             output is not ours to replace.
     """
+    if not output or not source:
+        raise ValueError("the output and the source need a name; an empty one may come of a shell variable not set")
     if holdout_every < 4:
         raise ValueError(f"holdout_every is {holdout_every}: it must be at least 4")
     corpus = open_source(source, text_column, split)

@@ -74,7 +74,7 @@ class TokenFile:
             folder,
             split,
             tokens=np.memmap(folder / tokens_name(split), token_dtype(tokenizer.vocab_size), mode="r"),
-            offsets=np.load(folder / documents_name(split)),
+            offsets=_offsets(folder / documents_name(split), meta["splits"][split]["tokens"]),
             tokenizer=tokenizer,
             text_bytes=meta["splits"][split]["bytes"],
             sha256=meta["files"][tokens_name(split)]["sha256"],
@@ -95,7 +95,15 @@ class TokenFile:
         """The ids [BOS, tokens..., EOS] of a document: a view, not a copy."""
         if not 0 <= index < self.documents:
             raise ValueError(f"there is no document {index}: the {self.split} split has {self.documents}")
-        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+        return self.ids(slice(self.offsets[index], self.offsets[index + 1]))
+
+    def ids(self, positions: np.ndarray | slice) -> np.ndarray:
+        """The ids at positions. Raises ValueError if one is outside the vocabulary: the file holds something else."""
+        ids = self.tokens[positions]
+        if ids.size and ids.max() >= self.tokenizer.vocab_size:
+            path = self.folder / tokens_name(self.split)
+            raise ValueError(f"{path} holds ids that its tokenizer does not have: {_AGAIN}")
+        return ids
 
 
 def held_out_documents(folder: str | Path) -> Iterator[str]:
@@ -115,7 +123,9 @@ def read_meta(folder: str | Path) -> dict[str, Any]:
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
         version = meta["format_version"]
-    except (ValueError, KeyError, TypeError) as error:
+        if version == FORMAT_VERSION and not _is_whole(meta):
+            raise ValueError("it lacks a part")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not the meta file of prepared data: {_AGAIN}") from error
     if version != FORMAT_VERSION:
         raise ValueError(f"{path} has format version {version}, this ssm_trn reads {FORMAT_VERSION}: {_AGAIN}")
@@ -201,6 +211,27 @@ def file_sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_whole(meta: dict[str, Any]) -> bool:
+    files = {TOKENIZER_FILE, *map(tokens_name, SPLITS), *map(documents_name, SPLITS)}
+    return (
+        {"hash", "vocab_size"} <= meta["tokenizer"].keys()
+        and {"name"} <= meta["settings"]["source"].keys()
+        and all({"documents", "tokens", "bytes"} <= meta["splits"][split].keys() for split in SPLITS)
+        and all({"bytes", "sha256"} <= meta["files"][name].keys() for name in files)
+    )
+
+
+def _offsets(path: Path, tokens: int) -> np.ndarray:
+    try:
+        offsets = np.load(path)
+        fits = offsets.dtype == np.int64 and offsets.ndim == 1 and offsets[0] == 0 and offsets[-1] == tokens
+    except (ValueError, EOFError, IndexError) as error:
+        raise ValueError(f"{path} is damaged: {_AGAIN}") from error
+    if not fits or (np.diff(offsets) < 0).any():
+        raise ValueError(f"{path} does not fit the tokens beside it: {_AGAIN}")
+    return offsets
 
 
 def _check_size(path: Path, expected: int) -> None:

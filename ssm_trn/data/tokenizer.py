@@ -22,6 +22,7 @@ UNK_ID, BOS_ID, EOS_ID, PAD_ID = 0, 1, 2, 3
 _SPACE_SIGN = "\u2581"
 _CUTS = re.compile(f"([\n{_SPACE_SIGN}])")
 _SMALLEST_VOCABULARY = 4 + 256 + 1  # special ids, single bytes, one character
+_LARGEST_VOCABULARY = 2**31 - 1
 _LONGEST_LINE = 65536  # bytes; sentencepiece drops longer training lines without a word
 
 
@@ -71,6 +72,8 @@ class Tokenizer:
         """
         if vocab_size < _SMALLEST_VOCABULARY:
             raise ValueError(f"vocab_size {vocab_size} is too small: choose at least {_SMALLEST_VOCABULARY}")
+        if vocab_size > _LARGEST_VOCABULARY:
+            raise ValueError(f"vocab_size {vocab_size} is too large: choose at most {_LARGEST_VOCABULARY}")
         written = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ssm_trn.data.token_file import file_sha256
+from ssm_trn.files import write_whole
 from ssm_trn.evaluation.runs import data_settings
 from ssm_trn.evaluation.scoring import bits_per_byte, score_held_out
 from ssm_trn.model import WEIGHTS_FILE
@@ -81,7 +82,7 @@ def evaluate(
         new["tasks"] = _run_tasks(lm, loaded, limit)
     print(table(new))
     result = {**head, **earlier, **new, "tasks": {**earlier.get("tasks", {}), **new["tasks"]}}
-    _write(path, result)
+    write_whole(path, json.dumps(result, indent=2) + "\n")
     return result
 
 
@@ -142,7 +143,10 @@ def _run_tasks(lm, tasks: dict[str, Any], limit: int | None) -> dict[str, dict[s
 
 def _earlier(path: Path, head: dict[str, Any]) -> dict[str, Any]:
     """What an evaluation file holds already, if it is of the same model in the same setting."""
-    if not path.is_file():
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a file: name another one with --output")
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)  # now, so that no evaluation is lost for want of a place
         return {}
     try:
         earlier = json.loads(path.read_text())
@@ -150,13 +154,6 @@ def _earlier(path: Path, head: dict[str, Any]) -> dict[str, Any]:
     except (ValueError, AttributeError) as error:
         raise ValueError(f"{path} is not a file of this command: name another one with --output") from error
     return earlier if same else {}
-
-
-def _write(path: Path, result: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(json.dumps(result, indent=2) + "\n")
-    os.replace(unfinished, path)
 
 
 @contextmanager

@@ -294,8 +294,15 @@ def _batch_size(value: int | str | None) -> int:
 
 
 def _available(device: str | torch.device | None) -> torch.device:
-    wanted = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        wanted = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise ValueError(f"'{device}' names no device: choose cpu, or a GPU such as cuda:0") from error
     if wanted.type == "cuda" and not torch.cuda.is_available():
         logger.warning("there is no %s on this machine: evaluating on the CPU", wanted)
         return torch.device("cpu")
+    try:
+        torch.empty(1, device=wanted).tolist()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"there is no device '{device}' on this machine: choose cpu, or a GPU it has") from error
     return wanted

@@ -112,6 +112,7 @@ def plot_learning_curves(results: dict, path: Path) -> None:
     for model in results["models"]:
         curve = model["learning_curve"]
         axes.plot(curve["tokens"], curve["bits_per_byte"], marker="o", markersize=3, label=_label(model, results))
+    axes.xaxis.set_major_formatter(lambda tokens, _: f"{tokens:,.0f}")
     save_figure(figure, axes, path)
 
 

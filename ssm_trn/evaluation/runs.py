@@ -11,5 +11,8 @@ def data_settings(run_folder: str | Path) -> dict[str, Any]:
     path = Path(run_folder) / "config.yaml"
     if not path.is_file():
         return {}
-    data = yaml.safe_load(path.read_text()).get("data") or {}
-    return data.get("init_args") or {}
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8")).get("data") or {}
+        return dict(data.get("init_args") or {})
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not the configuration of a run: restore it, or remove it") from error

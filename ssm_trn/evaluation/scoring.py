@@ -128,10 +128,11 @@ def score_held_out(
     file = TokenFile.open(data, "validation")
     if file.tokenizer.hash != tokenizer.hash:
         raise ValueError(f"{data} has another tokenizer than the model: name the data that the model was trained on")
-    if tokenizer.piece_bytes[file.tokens].sum() != file.text_bytes:
+    tokens = file.ids(slice(None))
+    if tokenizer.piece_bytes[tokens].sum() != file.text_bytes:
         raise ValueError(f"the held-out tokens of {data} do not hold the whole text: prepare the folder again")
-    scores = token_log_probabilities(model, file.tokens, context_length, batch_size)
-    return score_blocks(scores, file.tokens, tokenizer.piece_bytes)
+    scores = token_log_probabilities(model, tokens, context_length, batch_size)
+    return score_blocks(scores, tokens, tokenizer.piece_bytes)
 
 
 def bits_per_byte(blocks: BlockScores, resamples: int = 2000, seed: int = 0) -> Estimate:

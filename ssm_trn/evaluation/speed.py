@@ -4,28 +4,18 @@ The models take turns, so that whatever else the machine does meets them alike; 
 """
 
 import statistics
-import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 
 from ssm_trn.model import LanguageModel
+from ssm_trn.timing import Name, take_turns
 
-Name = TypeVar("Name", bound=Hashable)
 
-
-def take_turns(calls: Mapping[Name, Callable[[], None]], rounds: int) -> dict[Name, float]:
-    """Median seconds of each call; one call of each goes before as a warm-up."""
-    seconds: dict[Name, list[float]] = {name: [] for name in calls}
-    for turn in range(rounds + 1):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            if turn:
-                seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+def _median_seconds(calls: Mapping[Name, Callable[[], None]], rounds: int) -> dict[Name, float]:
+    take_turns(calls, rounds=1)  # a warm-up
+    return {name: statistics.median(seconds) for name, seconds in take_turns(calls, rounds).items()}
 
 
 def training_speeds(
@@ -45,7 +35,7 @@ def training_speeds(
 
         return step
 
-    seconds = take_turns({name: step_of(model) for name, model in models.items()}, rounds)
+    seconds = _median_seconds({name: step_of(model) for name, model in models.items()}, rounds)
     return {name: batch_size * length / value for name, value in seconds.items()}
 
 
@@ -68,7 +58,7 @@ def decoding_speeds(
         return decode
 
     calls = {(name, context): decode_of(model, context) for name, model in models.items() for context in contexts}
-    seconds = take_turns(calls, rounds)
+    seconds = _median_seconds(calls, rounds)
     return {name: {context: steps / seconds[name, context] for context in contexts} for name in models}
 
 

@@ -85,7 +85,20 @@ def load_tasks(
             include_defaults=online,
             metadata={"data": str(data)} if data is not None else None,
         )
-        return manager.load(list(names))
+        loaded = manager.load(list(names))
+    for name in loaded["tasks"].keys() & _BENCHMARKS.keys() if local else ():
+        _check_first_item(name, loaded["tasks"][name])
+    return loaded
+
+
+def _check_first_item(name: str, task) -> None:
+    """A ValueError if the task's definition can make no question of what its data file holds."""
+    item = next(iter(task.eval_docs))
+    try:
+        task.doc_to_text(item), task.doc_to_target(item), task.doc_to_choice(item) if task.multiple_input else None
+    except Exception as error:  # templates and functions of lm-eval meet a foreign item with any error
+        file = _BENCHMARKS[name][1]
+        raise ValueError(f"task '{name}' cannot read the items of {file} ({error}): get that file anew") from error
 
 
 def write_overlay(overlay: Path, names: Iterable[str], benchmarks: Path) -> None:
@@ -117,9 +130,15 @@ def read_benchmark(file: str, **_) -> dict:
     """The items of a JSON-lines file, as lm-eval takes them from a `custom_dataset` function."""
     with open(file, encoding="utf-8") as lines:
         try:
-            return _test_split([json.loads(line) for line in lines if line.strip()])
+            items = [json.loads(line) for line in lines if line.strip()]
         except ValueError as error:
             raise ValueError(f"{file} is not a file of JSON lines ({error}): get it anew") from error
+    if not items or not all(isinstance(item, dict) for item in items):
+        raise ValueError(f"{file} has no items, or lines that are not items: get it anew")
+    try:
+        return _test_split(items)
+    except (ValueError, TypeError) as error:  # pyarrow's own are these too
+        raise ValueError(f"the items of {file} are not all alike ({error}): get it anew") from error
 
 
 def true_ending(data: str | None = None, pretrained: str | None = None, **_) -> dict:

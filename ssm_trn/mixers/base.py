@@ -37,6 +37,14 @@ def require_positive(**options: float | None) -> None:
             raise ValueError(f"{name} is {value}; it must be positive")
 
 
+def width_of(d_model: int, expand: float) -> int:
+    """expand * d_model, the inner width of a mixer."""
+    width = int(expand * d_model)
+    if width < 1:
+        raise ValueError(f"expand {expand} leaves nothing of d_model {d_model}: choose a larger one")
+    return width
+
+
 def heads_of(d_model: int, n_heads: int | None, head_dim: int | None) -> tuple[int, int]:
     """n_heads and head_dim; by default as many heads of width 64 as d_model holds, and heads that fill it."""
     require_positive(n_heads=n_heads, head_dim=head_dim)

@@ -18,7 +18,7 @@ from torch import nn
 from ssm_trn import ops
 from ssm_trn.layers import ShortConv
 from ssm_trn.mixers import register
-from ssm_trn.mixers.base import Mixer, empty_memory, init_time_step_, require_positive
+from ssm_trn.mixers.base import Mixer, empty_memory, init_time_step_, require_positive, width_of
 
 
 @register("mamba")
@@ -42,7 +42,7 @@ class Mamba(Mixer):
     ):
         super().__init__()
         require_positive(d_state=d_state, expand=expand, dt_rank=dt_rank, conv_width=conv_width)
-        width, dt_rank = int(expand * d_model), dt_rank or -(-d_model // 16)
+        width, dt_rank = width_of(d_model, expand), dt_rank or -(-d_model // 16)
         self.negative_eigenvalues = negative_eigenvalues
         self.splits = [dt_rank, d_state, d_state]
         self.in_proj = nn.Linear(d_model, 2 * width, bias=False)

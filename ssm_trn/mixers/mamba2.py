@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ssm_trn import ops
 from ssm_trn.layers import RMSNorm, ShortConv
 from ssm_trn.mixers import register
-from ssm_trn.mixers.base import Mixer, empty_memory, init_decay_rate_, init_time_step_, require_positive
+from ssm_trn.mixers.base import Mixer, empty_memory, init_decay_rate_, init_time_step_, require_positive, width_of
 
 
 @register("mamba2")
@@ -50,7 +50,7 @@ class Mamba2(Mixer):
     ):
         super().__init__()
         require_positive(d_state=d_state, expand=expand, head_dim=head_dim, n_groups=n_groups, conv_width=conv_width)
-        width = int(expand * d_model)
+        width = width_of(d_model, expand)
         if width % head_dim:
             raise ValueError(f"expand * d_model = {width} is not divisible by head_dim {head_dim}")
         self.head_dim, self.d_state = head_dim, d_state

@@ -150,8 +150,8 @@ def _concatenate(cache: Cache, new: Cache) -> Cache:
 def _last(seen: Cache, window: int, mask: Tensor | None) -> Cache:
     """The last `window` real tokens, oldest first."""
     keys, values, positions = seen
-    if mask is None:
-        return keys[:, -window:], values[:, -window:], positions[:, -window:]
+    if mask is None:  # a view would keep the whole history alive
+        return keys[:, -window:].clone(), values[:, -window:].clone(), positions[:, -window:].clone()
     order = positions.sort(dim=1, stable=True).indices[:, -window:]  # free slots (-1) come first and fall out first
     rows = torch.arange(order.shape[0], device=order.device)[:, None]
     return keys[rows, order], values[rows, order], positions[rows, order]

@@ -8,6 +8,8 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from ssm_trn.files import replacing
+
 
 class MetricsFile(Logger):
     """Appends to metrics.csv in `folder` one row a log call; a new metric adds a column, empty in the rows before.
@@ -57,14 +59,15 @@ class MetricsFile(Logger):
         if not os.path.exists(self.path):
             return []
         with open(self.path, newline="") as file:
-            return list(csv.DictReader(file))
+            rows = list(csv.DictReader(file))
+        if not all((row.get("step") or "").isdecimal() for row in rows):
+            raise ValueError(f"{self.path} is not the metrics of a run: move it away")
+        return rows
 
     def _rewrite(self, columns: list[str], rows: list[dict[str, str]]) -> None:
         self._columns = columns
         os.makedirs(self.save_dir, exist_ok=True)
-        unfinished = self.path + ".unfinished"
-        with open(unfinished, "w", newline="") as file:
+        with replacing(self.path) as unfinished, open(unfinished, "w", newline="") as file:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(rows)
-        os.replace(unfinished, self.path)

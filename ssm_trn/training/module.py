@@ -49,11 +49,11 @@ class LanguageModelModule(LightningModule):
         checkpoint_activations: bool = False,
     ):
         super().__init__()
-        if learning_rate <= 0:
+        if not learning_rate > 0:
             raise ValueError(f"learning_rate is {learning_rate}; it must be above 0")
         if not 0 <= final_learning_rate_ratio <= 1:
             raise ValueError(f"final_learning_rate_ratio is {final_learning_rate_ratio}; it must be between 0 and 1")
-        if weight_decay < 0 or warmup_steps < 0:
+        if not (weight_decay >= 0 and warmup_steps >= 0):  # NaN is neither
             raise ValueError(f"weight_decay is {weight_decay}, warmup_steps {warmup_steps}; both must be at least 0")
         self.config = config
         self.learning_rate = learning_rate
@@ -171,15 +171,19 @@ class LanguageModelModule(LightningModule):
         version = checkpoint.get("ssm_trn_format_version")
         if version != FORMAT_VERSION:
             raise ValueError(f"the checkpoint has format version {version}, this ssm_trn reads {FORMAT_VERSION}")
-        saved, wanted = checkpoint["model_config"], self.config.to_dict()
+        saved, wanted = checkpoint.get("model_config", {}), self.config.to_dict()
         differing = [name for name in wanted if saved.get(name) != wanted[name]]
         if differing:
             raise ValueError(
                 f"the checkpoint is of another model: its {differing[0]} is {saved.get(differing[0])}, "
                 f"the config's {wanted[differing[0]]}"
             )
+        if checkpoint["state_dict"].keys() != self.state_dict().keys():
+            raise ValueError("the checkpoint does not hold the weights of its model: name another with --ckpt_path")
         if self.trainer.state.fn != TrainerFn.FITTING:
             return
+        if not {"optimizer_states", "loops"} <= checkpoint.keys():
+            raise ValueError("the checkpoint holds weights only, no training goes on from it: name another one")
         for state in checkpoint["optimizer_states"]:
             groups = self.configure_optimizers().state_dict()["param_groups"]
             if [group["param_names"] for group in state["param_groups"]] != [group["param_names"] for group in groups]:

@@ -10,7 +10,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
 from ssm_trn.data.token_file import META_FILE, TOKENIZER_FILE
+from ssm_trn.files import replacing
 from ssm_trn.training.metrics_file import MetricsFile
+
+_NEEDED = {"pytorch-lightning_version", "global_step", "state_dict"}
+_NO_CHECKPOINT = "{} is not a checkpoint of a training, or a damaged one: name another with --ckpt_path, or remove it"
 
 
 def checkpoint_folder(run_folder: str | Path) -> str:
@@ -28,9 +32,20 @@ class WholeFileCheckpoints(TorchCheckpointIO):
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path, storage_options: Any = None) -> None:
-        unfinished = f"{path}.unfinished"
-        super().save_checkpoint(checkpoint, unfinished, storage_options)
-        os.replace(unfinished, path)
+        with replacing(path) as unfinished:
+            super().save_checkpoint(checkpoint, unfinished, storage_options)
+
+    def load_checkpoint(self, path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Reads a checkpoint. Raises ValueError if the file is no checkpoint, or a damaged one."""
+        try:
+            checkpoint = super().load_checkpoint(path, *args, **kwargs)
+        except OSError:
+            raise
+        except Exception as error:  # what comes of foreign bytes is any error that a reader can have
+            raise ValueError(_NO_CHECKPOINT.format(path)) from error
+        if not isinstance(checkpoint, dict) or not _NEEDED <= checkpoint.keys():
+            raise ValueError(_NO_CHECKPOINT.format(path))
+        return checkpoint
 
 
 class RunFolder(Callback):
@@ -71,6 +86,5 @@ class RunFolder(Callback):
     def _export(self, module: LightningModule, data_folder: Path) -> None:
         module.model.save_pretrained(self.folder)
         for name in (TOKENIZER_FILE, META_FILE):
-            unfinished = self.folder / f".{name}.unfinished"
-            shutil.copyfile(data_folder / name, unfinished)
-            os.replace(unfinished, self.folder / name)
+            with replacing(self.folder / name) as unfinished:
+                shutil.copyfile(data_folder / name, unfinished)
