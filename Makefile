@@ -2,6 +2,7 @@
 # make compare    train a recurrent model, Mamba-2 and a transformer of the same size on real text, and compare them
 # make test       all quick tests
 # make lint       style and types
+# make bench      speed and memory of ops and models beside other implementations, on one CPU thread
 #
 # TORCH_INDEX=https://download.pytorch.org/whl/cpu takes PyTorch's CPU wheel (200 MB) where PyPI has only CUDA builds.
 
@@ -10,7 +11,7 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install compare test lint clean
+.PHONY: install compare test lint bench clean
 
 install: $(VENV)/installed
 
@@ -31,6 +32,10 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: install
+	$(BIN)/ssm-trn bench ops
+	$(BIN)/ssm-trn bench step
 
 clean:
 	rm -rf $(VENV) runs data build *.egg-info

@@ -1,5 +1,6 @@
 """The command `ssm-trn`. Each command imports what it needs only when it runs, so that help comes at once."""
 
+import errno
 import os
 import re
 import sys
@@ -16,11 +17,23 @@ Sequence models beyond the transformer: trained on AWS Trainium, a GPU or a CPU,
 
 commands:"""
 
+_MENDS = {
+    errno.ENOSPC: "free some and run the same command again",
+    errno.EACCES: "choose another path or change its permissions",
+    errno.EROFS: "choose another path",
+    errno.EEXIST: "a file stands where a folder should be, choose another path",
+    errno.ENOTDIR: "a file stands where a folder should be, choose another path",
+    errno.EISDIR: "name a file, not a folder",
+}
+_GOING_ON = {
+    "fit": ": the same command goes on from the last checkpoint, with --ckpt_path last",
+    "compare": ": the same command goes on from there",
+}
 _WRAPPING = re.compile("Parser key|Problem with given class_path|Does not validate")
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status: 0, or 2 after wrong input, which is told in one sentence.
+    """Runs one command and returns its exit status: 0, 130 after Ctrl-C, or 2 after wrong input, told in one sentence.
 
     `--debug` anywhere, or SSM_TRN_DEBUG=1, shows the whole traceback instead.
     """
@@ -40,6 +53,9 @@ def main(args: Sequence[str] | None = None) -> int:
         run(words[1:])
     except SystemExit as stop:  # how argument parsers end, after --help too
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except KeyboardInterrupt:
+        print(f"ssm-trn: stopped{_GOING_ON.get(words[0], '')}", file=sys.stderr)
+        return 130  # as shells tell it: 128 + SIGINT
     except Exception as error:
         if debug or not _is_wrong_input(error):
             raise
@@ -99,6 +115,7 @@ COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
         "train and evaluate several models as a study describes them, and write a report",
         _function("ssm_trn.evaluation.comparison", "compare"),
     ),
+    "bench": ("time ops and models beside other implementations", _function("ssm_trn.bench.command", "bench")),
 }
 
 
@@ -110,6 +127,9 @@ def _is_wrong_input(error: Exception) -> bool:
 
 def _sentence(error: BaseException) -> str:
     """What was wrong, without the wrapping that jsonargparse puts around errors of options and classes."""
+    if isinstance(error, OSError) and error.strerror:  # the operating system's, not one of ours
+        mend = _MENDS.get(error.errno or 0, "check that path")
+        return f"{error.filename or 'a file'}: {error.strerror.lower()}; {mend}"
     option = re.findall(r'Parser key "(.+?)"', str(error))
     while (inner := error.__cause__ or error.__context__) and _WRAPPING.match(str(error)):
         error = inner

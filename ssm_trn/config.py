@@ -13,7 +13,7 @@ _PLAIN_TYPES = {bool, int, float, str, type(None)}
 
 
 def check_types(owner: str, values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
-    """A ValueError for the first value that is not of its hint's type: a YAML file may hold '3' or 3.0 where 3 is meant.
+    """A ValueError for the first value that is not of its hint's type, such as '3' or 3.0 where 3 is meant.
 
     Hints other than bool, int, float, str, None and unions of them are not looked at.
     """

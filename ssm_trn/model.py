@@ -103,8 +103,12 @@ class LanguageModel(nn.Module):
 
     def features(self, tokens: Tensor, state=None, mask: Tensor | None = None, reset: Tensor | None = None):
         """The normalised residual stream [B, T, d_model] and the state: `forward` without the head."""
+        _check_inputs(tokens, mask, reset)
         if state is not None and len(state) != len(self.blocks):
             raise ValueError(f"the state has {len(state)} layers, the model {len(self.blocks)}")
+        batches = {part.shape[0] for block_state in state or () for part in block_state}
+        if batches - {tokens.shape[0]}:
+            raise ValueError(f"the state is one of {max(batches)} sequences, the tokens are of {tokens.shape[0]}")
         x, states = self.embedding(tokens), []
         for block, block_state in zip(self.blocks, state or [None] * len(self.blocks), strict=True):
             if self.checkpoint_activations and torch.is_grad_enabled():
@@ -168,6 +172,17 @@ class LanguageModel(nn.Module):
             raise ValueError(f"the weights in {folder} do not fit its {CONFIG_FILE}: {differing} differ")
         model.load_state_dict(weights, assign=True)
         return model
+
+
+def _check_inputs(tokens: Tensor, mask: Tensor | None, reset: Tensor | None) -> None:
+    """A ValueError for inputs of another kind; ids outside the vocabulary are the embedding's to refuse."""
+    if tokens.dim() != 2 or tokens.numel() == 0 or tokens.dtype not in (torch.int64, torch.int32):
+        raise ValueError(
+            f"tokens must be int64 [batch, time], at least one of each, got {tokens.dtype} {list(tokens.shape)}"
+        )
+    for name, flags in (("mask", mask), ("reset", reset)):
+        if flags is not None and (flags.dtype != torch.bool or flags.shape != tokens.shape):
+            raise ValueError(f"{name} must be bool {list(tokens.shape)}, got {flags.dtype} {list(flags.shape)}")
 
 
 def _read_config(path: Path) -> ModelConfig:

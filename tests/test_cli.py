@@ -63,6 +63,13 @@ def error_of(words, capsys):
         (["--model", "NoModel"], "model: Expected a path but NoModel either not accessible or invalid"),
         (["--trainer.accelerator", "abacus"], "accelerator='abacus'"),
         (["--model.init_args.learning_rate", "0"], "learning_rate is 0.0; it must be above 0"),
+        (["--model.init_args.weight_decay", ".nan"], "weight_decay is nan"),
+        (["--trainer.max_steps", "0"], "trainer.max_steps is 0; it must be above 0"),
+        (["--trainer.log_every_n_steps", "0"], "trainer.log_every_n_steps is 0; it must be above 0"),
+        (["--trainer.val_check_interval", "0"], "trainer.val_check_interval is 0; it must be above 0"),
+        (["--trainer.accumulate_grad_batches", "0"], "trainer.accumulate_grad_batches is 0; it must be above 0"),
+        (["--trainer.gradient_clip_val", "-1"], "trainer.gradient_clip_val is -1.0; it must be at least 0"),
+        (["--trainer.devices", "x"], "trainer: `devices`"),
         (["--model.init_args.config.vocab_size", "301"], "the data has a vocabulary of 300, the model one of 301"),
         (["--data.init_args.folder", "nowhere"], "no prepared data in nowhere"),
         (
@@ -98,6 +105,35 @@ def test_debug_shows_the_traceback(monkeypatch):
     monkeypatch.setenv("SSM_TRN_DEBUG", "1")
     with pytest.raises(ValueError, match="unknown command"):
         main(["trian"])
+
+
+def test_a_path_that_cannot_be_written_is_named_with_the_mend(config, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for words in (
+        ["prepare", str(tmp_path / "file" / "data"), "--source", str(tmp_path / "text.txt"), "--vocab_size", "270"],
+        ["fit", "--config", config, "--run_folder", str(tmp_path / "file" / "run")],
+    ):
+        (tmp_path / "text.txt").write_text("one line of text\n" * 40)
+        error = error_of(words, capsys)
+        assert str(tmp_path / "file") in error and "a file stands where a folder should be" in error
+
+
+def test_names_that_are_empty_are_refused(capsys):
+    assert "need a name" in error_of(["prepare", ""], capsys)
+    assert "need a name" in error_of(["prepare", "data", "--source", ""], capsys)
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"), [("fit", "--ckpt_path last"), ("compare", "goes on"), ("prepare", "stop")]
+)
+def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch, capsys, command, hint):
+    def stopped(words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(COMMANDS, command, ("", stopped))
+    assert main([command]) == 130
+    error = capsys.readouterr().err
+    assert error.startswith("ssm-trn: stopped") and hint in error and error.count("\n") == 1
 
 
 def test_our_own_errors_are_not_hidden(monkeypatch):

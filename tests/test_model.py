@@ -153,6 +153,10 @@ def test_what_is_wrong_with_a_folder_is_said_in_one_sentence(tmp_path):
         LanguageModel.from_pretrained(tmp_path)
     model_of().save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
+    for content in (b"[]", b"\xff", b"{"):
+        (tmp_path / "config.json").write_bytes(content)
+        with pytest.raises(ValueError, match="config.json (describes no model|is not JSON)"):
+            LanguageModel.from_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**saved, "format_version": 99}))
     with pytest.raises(ValueError, match="format version 99"):
         LanguageModel.from_pretrained(tmp_path)
@@ -191,11 +195,57 @@ def test_a_wrong_config_is_told_in_one_sentence(changes, message):
         LanguageModel.without_memory(config(**changes))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"d_model": "32"}, "the model config: d_model is '32', which should be of type int"),
+        ({"d_ff": 64.0}, "d_ff is 64.0, which should be of type int or null"),
+        ({"vocab_size": True}, "vocab_size is True"),
+        ({"tie_embeddings": "no"}, "tie_embeddings is 'no', which should be of type bool"),
+        ({"norm_eps": math.nan}, "norm_eps is nan"),
+        ({"norm_eps": -1}, "norm_eps is -1; it must be at least 0"),
+        ({"layers": "mamba2"}, "must be a list"),
+        ({"layers": {"mixer": "mamba2"}}, "must be a list"),
+        ({"layers": [3]}, "layer 3 is neither a mixer's name nor a mapping"),
+        ({"layers": [{"mixer": ["mamba2"]}]}, "mixer is \\['mamba2'\\], which should be of type str"),
+        ({"layers": [{"mixer": "mamba2", "d_state": "8"}]}, "mixer 'mamba2': d_state is '8'"),
+        ({"layers": [{"mixer": "attention", "window": 2.5}]}, "window is 2.5, which should be of type int or null"),
+        ({"layers": [{"mixer": "attention", "qk_norm": "no"}]}, "qk_norm is 'no', which should be of type bool"),
+        ({"layers": [{"mixer": "mamba2", "expand": 0.01}]}, "expand 0.01 leaves nothing of d_model 32"),
+        ({"layers": [{"mixer": "mamba", "expand": 0.01}]}, "expand 0.01 leaves nothing of d_model 32"),
+    ],
+)
+def test_values_of_another_type_are_told_in_one_sentence(changes, message):
+    with pytest.raises(ValueError, match=message):
+        LanguageModel.without_memory(config(**changes))
+
+
+def test_a_whole_number_stands_for_a_float():
+    assert config(norm_eps=0, layers=[{"mixer": "mamba2", "expand": 2, "head_dim": 8}]).norm_eps == 0
+
+
+def test_wrong_inputs_are_told_in_one_sentence():
+    model, tokens = model_of(), tokens_of(2, 9)
+    for wrong in (tokens[0], tokens[:, :0], tokens[:0], tokens.double()):
+        with pytest.raises(ValueError, match=r"tokens must be int64 \[batch, time\], at least one of each"):
+            model(wrong)
+    for wrong in (torch.ones(2, 9), torch.ones(2, 8, dtype=torch.bool), torch.ones(9, dtype=torch.bool)):
+        with pytest.raises(ValueError, match=r"mask must be bool \[2, 9\]"):
+            model(tokens, mask=wrong)
+        with pytest.raises(ValueError, match=r"reset must be bool \[2, 9\]"):
+            model(tokens, reset=wrong)
+    for batch in (1, 3):
+        with pytest.raises(ValueError, match=f"the state is one of {batch} sequences, the tokens are of 2"):
+            model(tokens, model.init_state(batch, 9))
+
+
 def test_config_survives_json():
     original = config()
     assert ModelConfig.from_dict(json.loads(json.dumps(original.to_dict()))) == original
     with pytest.raises(ValueError, match="no 'width'"):
         ModelConfig.from_dict({"width": 3})
+    with pytest.raises(ValueError, match="lacks d_model, layers"):
+        ModelConfig.from_dict({"vocab_size": 3})
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -74,7 +74,8 @@ def measure(comparison: Comparison, rounds: int | None = None) -> list[dict[str,
             sides = comparison.build(comparison.length)
             results = {name: list(side.call()) for name, side in sides.items()}
         except ImportError as error:  # peers import their libraries when they are called
-            return [_row(comparison, promise, not_measured=str(error)) for promise in comparison.promises]
+            reason = f"{error}; the extra 'dev' brings it"
+            return [_row(comparison, promise, not_measured=reason) for promise in comparison.promises]
         difference = largest_difference(results) if comparison.same else None
         del results
         if difference is not None and not difference < LARGEST_DIFFERENCE:  # or NaN

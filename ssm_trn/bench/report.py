@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ssm_trn.results import markdown_table, new_figure, read_results, save_figure, write_whole
+from ssm_trn.files import write_whole
+from ssm_trn.results import markdown_table, new_figure, read_results, save_figure
 
 HEADER = ("measured", "T", "against", "promised", "ratio (rounds)", "kept", "ssm_trn", "peer", "parameters")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ssm_trn.data.token_file import file_sha256
-from ssm_trn.files import write_whole
 from ssm_trn.evaluation.runs import data_settings
 from ssm_trn.evaluation.scoring import bits_per_byte, score_held_out
+from ssm_trn.files import write_whole
 from ssm_trn.model import WEIGHTS_FILE
 
 FORMAT_VERSION = 1

@@ -63,7 +63,7 @@ class GatedLinearAttention(Mixer):
         log_decay = F.logsigmoid(self.decay_proj(a) + self.gate_bias) / self.gate_temperature
         q, k, log_decay = (rearrange(part, "b t (h k) -> b t h k", k=self.head_dim) for part in (q, k, log_decay))
         v, z = (rearrange(part, "b t (h v) -> b t h v", v=self.value_head_dim) for part in (v, z))
-        k, log_decay, reset = ops.pass_through(mask, k, log_decay, reset)
+        k, v, log_decay, reset = ops.pass_through(mask, k, v, log_decay, reset)
         y, memory = ops.linear_attention(q, k, v, log_decay, reset=reset, state=memory, scale=self.head_dim**-0.5)
         return self.out_proj(rearrange(self.norm(y) * F.silu(z), "b t h v -> b t (h v)")), (memory,)
 

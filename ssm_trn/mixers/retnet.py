@@ -62,7 +62,7 @@ class RetNet(Mixer):
         real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
         steps = real.cumsum(1)  # [B, T]
         q, k = rotate(q, steps, THETA), rotate(k, steps, THETA)
-        k, log_decay, reset = ops.pass_through(mask, k, self.log_decay(*x.shape[:2]), reset)
+        k, v, log_decay, reset = ops.pass_through(mask, k, v, self.log_decay(*x.shape[:2]), reset)
         y, memory = ops.linear_attention(q, k, v, log_decay, reset=reset, state=memory, scale=self.head_dim**-0.5)
         memory = rotate(memory.permute(0, 3, 1, 2), -steps[:, -1:], THETA).permute(0, 2, 3, 1)
         return self.out_proj(self.norm(rearrange(y, "b t h v -> b t (h v)")) * F.silu(z)), (memory,)

@@ -38,7 +38,8 @@ def attention(
         q: queries [B, T, H, K].
         k, v: keys [B, T, Hk, K] and values [B, T, Hk, V]; H must be a multiple of Hk (grouped heads).
         window: each step sees itself and the window - 1 real tokens before it; None: all of them.
-        mask: bool [B, T], True at real tokens. Masked steps are seen by nobody; their own output is 0.
+        mask: bool [B, T], True at real tokens. Masked steps, whatever they hold, are seen by nobody; their own output
+            is 0.
         reset: bool [B, T], True where a document begins: nothing before it is seen from there on.
         cache: what an earlier call or `empty_cache` returned. Free slots are written in place where no gradient needs
             them: of two continuations of one cache, only the later one stays valid.
@@ -51,6 +52,8 @@ def attention(
         ValueError: where shapes do not fit.
     """
     _check(q, k, v, window)
+    if mask is not None:  # a weight of 0 does not silence a NaN
+        q, k, v = (x.masked_fill(~mask[..., None, None], 0) for x in (q, k, v))
     if reset is not None and mask is not None:
         reset = reset & mask  # a masked step is as if deleted, its reset with it
     scale = q.shape[-1] ** -0.5 if scale is None else scale

@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import signal
 import warnings
 from typing import Any
 
@@ -70,9 +71,12 @@ class TrainingCommandLine(LightningCLI):
         is_new = not os.path.exists(folder)
         try:
             self.trainer.fit(**arguments | self._checkpoint)
-        except Exception:
+        except (Exception, SystemExit) as error:
             if is_new and self.trainer.global_step == 0 and self.trainer.is_global_zero:
                 shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, SystemExit) and self.trainer.interrupted:  # Lightning's answer to Ctrl-C
+                signal.signal(signal.SIGINT, signal.default_int_handler)  # which it had switched off
+                raise KeyboardInterrupt from error
             raise
 
     def validate(self, **arguments: Any) -> None:
@@ -83,6 +87,7 @@ class TrainingCommandLine(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings, folder = self._get(self.config_init, "trainer"), self._get(self.config_init, "run_folder")
+        _check_trainer(settings)
         callbacks = list(settings.callbacks or [])
         if settings.enable_progress_bar is not False:
             callbacks.append(TrainingProgressBar())
@@ -92,9 +97,11 @@ class TrainingCommandLine(LightningCLI):
         elif not settings.fast_dev_run:
             callbacks += [Throughput(), RunFolder(folder)]
             logger = self._loggers(settings.logger, folder)
-        return super().instantiate_trainer(
-            logger=logger, callbacks=callbacks, plugins=[*(settings.plugins or []), WholeFileCheckpoints()], **kwargs
-        )
+        plugins = [*(settings.plugins or []), WholeFileCheckpoints()]
+        try:
+            return super().instantiate_trainer(logger=logger, callbacks=callbacks, plugins=plugins, **kwargs)
+        except TypeError as error:  # how Lightning tells of some wrong settings
+            raise ValueError(f"trainer: {error}") from error
 
     @staticmethod
     def _loggers(configured: Any, folder: str) -> list:
@@ -124,6 +131,15 @@ def run(subcommand: str, words: list[str]) -> TrainingCommandLine:
     )
 
 
+def _check_trainer(settings: Any) -> None:
+    """A ValueError for settings of the Trainer that it takes and then stumbles over, or that train nothing."""
+    for name in ("max_steps", "max_epochs", "val_check_interval", "log_every_n_steps", "accumulate_grad_batches"):
+        if settings.get(name) == 0:
+            raise ValueError(f"trainer.{name} is 0; it must be above 0")
+    if not (settings.gradient_clip_val or 0) >= 0:
+        raise ValueError(f"trainer.gradient_clip_val is {settings.gradient_clip_val}; it must be at least 0")
+
+
 def _silence() -> None:
     """Leaves out what the user can do nothing about."""
     for name in ("lightning.pytorch", "lightning.fabric"):
@@ -135,6 +151,7 @@ def _silence() -> None:
         ".*The dirpath has changed.*",  # a checkpoint of another run was asked for
         ".*recommended to use `self.log.*sync_dist=True.*",  # what is logged at the end of an epoch is reduced already
         ".*LeafSpec.* is deprecated.*",
+        ".*`max_epochs` was not set.*",  # what ends a training is max_steps
         ".*The number of training batches .* is smaller than the logging interval.*",
     ):
         warnings.filterwarnings("ignore", message)

@@ -43,7 +43,7 @@ class WholeFileCheckpoints(TorchCheckpointIO):
             raise
         except Exception as error:  # what comes of foreign bytes is any error that a reader can have
             raise ValueError(_NO_CHECKPOINT.format(path)) from error
-        if not isinstance(checkpoint, dict) or not _NEEDED <= checkpoint.keys():
+        if not isinstance(checkpoint, dict) or not checkpoint.keys() >= _NEEDED:
             raise ValueError(_NO_CHECKPOINT.format(path))
         return checkpoint
 

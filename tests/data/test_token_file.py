@@ -105,7 +105,33 @@ def test_another_format_version(folder):
         TokenFile.open(folder, "train")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
+def test_bytes_of_something_else(folder):
+    size = (folder / "train.bin").stat().st_size
+    (folder / "train.bin").write_bytes(b"\xff" * size)
+    file = TokenFile.open(folder, "train")
+    for read in (lambda: file.document(0), lambda: file.ids(slice(None)), lambda: file.ids(np.array([[0, 1]]))):
+        with pytest.raises(ValueError, match="train.bin holds ids that its tokenizer does not have"):
+            read()
+
+
+@pytest.mark.parametrize("content", [b"\x80\x04", b"\x00"])
+def test_offsets_of_something_else(folder, content):
+    path = folder / "train.documents.npy"
+    path.write_bytes((content * path.stat().st_size)[: path.stat().st_size])
+    with pytest.raises(ValueError, match="train.documents.npy is damaged"):
+        TokenFile.open(folder, "train")
+
+
+def test_offsets_of_another_file(folder):
+    path = folder / "train.documents.npy"
+    np.save(path, np.load(path)[::-1])
+    with pytest.raises(ValueError, match="does not fit the tokens beside it"):
+        TokenFile.open(folder, "train")
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"format_version": 1}', '{"format_version": 1, "splits": []}']
+)
 def test_meta_file_of_something_else(folder, content):
     (folder / "meta.json").write_text(content)
     with pytest.raises(ValueError, match="not the meta file of prepared data"):

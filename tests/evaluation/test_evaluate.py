@@ -102,6 +102,14 @@ def test_wrong_input_is_told_in_a_sentence_and_leaves_nothing(run, data, tmp_pat
     with pytest.raises(FileNotFoundError, match="no prepared data"):
         evaluate(str(run), data=str(tmp_path / "nothing"))
     assert not (run / "evaluation.json").exists()
+    with pytest.raises(ValueError, match="is not a file: name another one with --output"):
+        evaluate(str(run), "word_order", output=str(tmp_path))
+    with pytest.raises(FileExistsError):  # before an evaluation is made that has no place
+        evaluate(str(run), "word_order", output=str(run / "config.yaml" / "evaluation.json"))
+    for content in ("a: [", "- a", "", "data: [1]"):
+        (run / "config.yaml").write_text(content)
+        with pytest.raises(ValueError, match="config.yaml is not the configuration of a run"):
+            evaluate(str(run))
     (run / "config.yaml").unlink()
     with pytest.raises(ValueError, match="give max_length"):
         evaluate(str(run))

@@ -255,6 +255,9 @@ def test_wrong_input_is_told_in_a_sentence(tokenizer, tmp_path):
     for value in ("many", 0, "-1"):
         with pytest.raises(ValueError, match="batch_size is"):
             HarnessModel(model, tokenizer, batch_size=value)
+    for device, message in (("gpu", "'gpu' names no device"), ("meta", "there is no device 'meta' on this machine")):
+        with pytest.raises(ValueError, match=message):
+            HarnessModel(model, tokenizer, max_length=MAX_LENGTH, device=device)
     with pytest.raises(ValueError, match="max_length is 1"):
         HarnessModel(model, tokenizer, max_length=1)
     lm = HarnessModel(model, tokenizer, batch_size="auto", max_length=MAX_LENGTH)

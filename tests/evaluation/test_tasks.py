@@ -60,6 +60,18 @@ def test_wrong_names_and_folders_are_told_in_a_sentence(benchmarks, tmp_path, mo
     (tmp_path / "copa" / "validation.jsonl").write_text("version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(ValueError, match="validation.jsonl is not a file of JSON lines"):
         load_tasks(["copa"], benchmarks=str(tmp_path))
+    for content in ("", "\n", "[1]\n"):
+        (tmp_path / "copa" / "validation.jsonl").write_text(content)
+        with pytest.raises(ValueError, match="validation.jsonl has no items, or lines that are not items"):
+            load_tasks(["copa"], benchmarks=str(tmp_path))
+    (tmp_path / "copa" / "validation.jsonl").write_text('{"premise": "a"}\n{"premise": 1}\n')
+    with pytest.raises(ValueError, match="validation.jsonl are not all alike"):
+        load_tasks(["copa"], benchmarks=str(tmp_path))
+    (tmp_path / "arc_easy").mkdir()
+    for task, file in (("copa", "copa/validation.jsonl"), ("arc_easy", "arc_easy/test.jsonl")):
+        (tmp_path / file).write_text('{"passage": "of another task"}\n')
+        with pytest.raises(ValueError, match=f"lacks what its task needs .*, one of {task}: get it anew"):
+            load_tasks([task], benchmarks=str(tmp_path))
     with pytest.raises(ValueError, match="made from held-out text.*--data"):
         load_tasks(["true_ending"])
 

@@ -1,6 +1,7 @@
 """Training through the command line: interruptions, what a run folder holds, what a checkpoint may be used for."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import yaml
 from ssm_trn import LanguageModel
 from ssm_trn.cli import main
 from ssm_trn.data import Tokenizer
+from ssm_trn.training import LanguageModelModule
 from ssm_trn.training.command_line import run as run_command
 from ssm_trn.training.run_folder import last_checkpoint
 from tests.training.tiny import metrics, prepare_data, write_config
@@ -96,6 +98,43 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(config, undisturbed, tm
     assert main(words) == 0
     assert metrics(run) == metrics(undisturbed)
     assert (run / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
+
+
+def test_ctrl_c_stops_a_run_that_can_go_on(config, undisturbed, tmp_path, monkeypatch, capsys):
+    def interrupt(module, batch, dataloader_idx):
+        if module.trainer.global_step == 5:
+            raise KeyboardInterrupt
+        return batch
+
+    handler = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(LanguageModelModule, "on_before_batch_transfer", interrupt)
+        assert fit(config, tmp_path / "run") == 130
+    assert "ssm-trn: stopped: the same command goes on" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) == handler
+    assert fit(config, tmp_path / "run", "--ckpt_path", "last") == 0
+    assert metrics(tmp_path / "run") == metrics(undisturbed)
+
+
+@pytest.mark.parametrize("damage", ["cut", "foreign", "not_ours", "no_weights"])
+@pytest.mark.parametrize("command", ["fit", "test"])
+def test_a_damaged_checkpoint_is_told_in_one_sentence(config, undisturbed, tmp_path, capsys, command, damage):
+    path = tmp_path / "damaged.ckpt"
+    shutil.copy(last_checkpoint(undisturbed), path)
+    if damage == "cut":
+        os.truncate(path, 2000)
+    elif damage == "foreign":
+        path.write_text("hello")
+    elif damage == "not_ours":
+        torch.save([1], path)
+    else:
+        checkpoint = torch.load(path, weights_only=True)
+        checkpoint["state_dict"].popitem()
+        torch.save(checkpoint, path)
+    assert main([command, "--config", config, "--run_folder", str(tmp_path / "run"), "--ckpt_path", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("ssm-trn: error: ") and error.count("\n") == 1 and "name another with --ckpt_path" in error
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("step", "accumulate"), [(3, 1), (4, 1), (6, 1), (3, 2)])

@@ -1,5 +1,7 @@
 import csv
 
+import pytest
+
 from ssm_trn.training.metrics_file import MetricsFile
 
 
@@ -45,3 +47,10 @@ def test_a_run_from_the_beginning_begins_a_new_file(tmp_path):
     again.restart_after(0)
     again.log_metrics({"other": 2.0}, step=1)
     assert rows(tmp_path) == [{"step": "1", "other": "2.0"}]
+
+
+def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "metrics.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="metrics.csv is not the metrics of a run: move it away"):
+        MetricsFile(str(tmp_path)).restart_after(3)
+    assert (tmp_path / "metrics.csv").read_text() == "a,b\n1,2\n"

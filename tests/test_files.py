@@ -1,0 +1,35 @@
+"""Files that appear whole or not at all."""
+
+import errno
+
+import pytest
+
+from ssm_trn.files import replacing, write_whole
+
+
+def test_a_file_is_replaced_at_once(tmp_path):
+    path = tmp_path / "näme of a file.txt"
+    write_whole(path, "before")
+    with replacing(path) as unfinished:
+        unfinished.write_text("after")
+        assert path.read_text() == "before"
+    assert path.read_text() == "after"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_failure_leaves_what_was_there_and_nothing_else(tmp_path, error):
+    path = tmp_path / "file"
+    write_whole(path, "before")
+    with pytest.raises(type(error)), replacing(path) as unfinished:
+        unfinished.write_text("half of it")
+        raise error
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_in_its_place_is_left_alone(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError):
+        write_whole(tmp_path / "folder", "text")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
