@@ -7,9 +7,9 @@ import sys
 from argparse import ArgumentError
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from inspect import signature
 
 from ssm_trn.runtime import yield_idle_threads
-from inspect import signature
 
 DESCRIPTION = """usage: ssm-trn COMMAND ...
 

@@ -15,7 +15,7 @@ from ssm_trn.model import LanguageModel
 
 
 def flops_per_token(config: ModelConfig, context_length: int) -> float:
-    """Operations of a forward pass over `context_length` tokens, per token; a training step takes three times as many."""
+    """Operations of a forward pass over `context_length` tokens, per token; a training step takes three times that."""
     if context_length < 2:
         raise ValueError(f"context_length is {context_length}; it must be at least 2")
     model = LanguageModel.without_memory(config)
