@@ -6,6 +6,7 @@ done is not done again: a comparison that was stopped goes on in the middle of t
 
 import csv
 from dataclasses import asdict, dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,19 @@ class Study:
         ):
             if not _has(self.fit, keys):
                 raise ValueError(f"the study's fit does not set {'.'.join(keys)}")
+        for name, part in {
+            **self.models,
+            **{key: self.fit[key] for key in self.fit.keys() & {"model", "data"}},
+        }.items():
+            if not isinstance(part, dict):
+                raise ValueError(f"the study's '{name}' is {part!r}, which should be a mapping or a YAML file with one")
+        unknown = self.prepare.keys() - signature(prepare).parameters.keys()
+        if unknown or "output" not in self.prepare:
+            wrong = f"has '{min(unknown)}'" if unknown else "lacks 'output'"
+            raise ValueError(f"the study's prepare {wrong}: give the arguments of ssm-trn prepare")
+        limit = 1 if self.task_limit is None else self.task_limit
+        if min(self.parameters, limit, *self.contexts) < 1 or min(self.seeds, default=0) < 0:
+            raise ValueError("parameters, task_limit and contexts of a study must be at least 1, seeds at least 0")
         if not self.seeds or len(self.contexts) < 2:
             raise ValueError("a study needs at least one seed and two context lengths")
         for name in self.models:

