@@ -8,6 +8,8 @@ from argparse import ArgumentError
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from inspect import signature
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from ssm_trn.runtime import yield_idle_threads
 
@@ -91,24 +93,32 @@ def _function(module: str, name: str) -> Callable[[list[str]], None]:
 
 
 def _lm_eval(words: list[str]) -> None:
-    """lm-eval's command line, with the hub out of reach unless `--online` is among the words."""
+    """lm-eval's command line, with the hub out of reach unless `--online` is among the words.
+
+    The tasks whose files are in the folder SSM_TRN_BENCHMARKS take their data from there.
+    """
     if "--online" not in words:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from lm_eval.__main__ import cli_evaluate
 
     import ssm_trn.evaluation.lm  # noqa: F401  (makes `--model ssm_trn` known)
+    from ssm_trn.evaluation.tasks import BENCHMARKS_VARIABLE, tasks_in, write_overlay
     from ssm_trn.runtime import tune_malloc
 
     tune_malloc()
-    sys.argv = ["ssm-trn lm-eval", *(word for word in words if word != "--online")]
-    cli_evaluate()
+    with TemporaryDirectory() as overlay:
+        if (benchmarks := os.environ.get(BENCHMARKS_VARIABLE)) and "--include_path" not in words:
+            write_overlay(Path(overlay), tasks_in(Path(benchmarks)), Path(benchmarks))
+            words = [*words, "--include_path", overlay]
+        sys.argv = ["ssm-trn lm-eval", *(word for word in words if word != "--online")]
+        cli_evaluate()
 
 
 COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
     "prepare": ("turn text into a tokenizer and token files", _function("ssm_trn.data.prepare", "prepare")),
     "fit": ("train a model as YAML files describe it", _train("fit")),
     "validate": ("loss and bits per byte of a run's checkpoint on the validation data", _train("validate")),
-    "test": ("the same on the test data", _train("test")),
+    "test": ("the same (the held-out data serves both)", _train("test")),
     "evaluate": ("score a run with lm-eval tasks", _function("ssm_trn.evaluation.evaluate", "evaluate")),
     "lm-eval": ("lm-eval's own command line, with --model ssm_trn", _lm_eval),
     "compare": (

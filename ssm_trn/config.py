@@ -45,6 +45,9 @@ class LayerConfig:
                     f"mixer '{self.mixer}' has no option '{option}': it takes {', '.join(list(known)[1:])}"
                 )
         check_types(f"mixer '{self.mixer}'", self.options, get_type_hints(mixer.__init__))
+        # All options are kept, so that a saved model stays what it is when a default changes.
+        defaults = {name: option.default for name, option in list(known.items())[1:]}
+        object.__setattr__(self, "options", defaults | self.options)
         if self.feed_forward not in FEED_FORWARDS:
             raise ValueError(f"feed_forward '{self.feed_forward}' is none of {', '.join(FEED_FORWARDS)}")
 
@@ -99,11 +102,9 @@ class ModelConfig:
             raise ValueError(f"norm_eps is {self.norm_eps}; it must be at least 0")
         if not isinstance(self.layers, list | tuple) or not self.layers:
             raise ValueError("layers must be a list with at least one mixer, such as ['mamba2', 'attention']")
+        if self.d_ff is None:
+            object.__setattr__(self, "d_ff", -(-8 * self.d_model // (3 * 32)) * 32)
         object.__setattr__(self, "layers", tuple(LayerConfig.of(layer) for layer in self.layers))
-
-    @property
-    def feed_forward_width(self) -> int:
-        return self.d_ff if self.d_ff is not None else -(-8 * self.d_model // (3 * 32)) * 32
 
     @property
     def padded_vocab_size(self) -> int:
@@ -122,7 +123,10 @@ class ModelConfig:
         return flops_per_token(self, context_length)
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "layers": [LayerConfig.of(layer).to_dict() for layer in self.layers]}
+        return {
+            **asdict(self),
+            "layers": [LayerConfig.of(layer).to_dict() for layer in self.layers],
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ModelConfig":

@@ -34,7 +34,7 @@ class Float32Parameters(nn.Module):
         super().register_parameter(name, param)
 
     def _apply(self, fn, recurse=True):
-        own = {id(parameter) for parameter in self._parameters.values()}
+        own = {id(tensor) for parameter in self.parameters(recurse=False) for tensor in (parameter, parameter.grad)}
 
         def keep_wide(tensor: Tensor) -> Tensor:
             out = fn(tensor)

@@ -34,7 +34,7 @@ class Block(nn.Module):
         self.feed_forward = None
         if layer.feed_forward == "swiglu":
             self.feed_forward_norm = RMSNorm(config.d_model, config.norm_eps)
-            self.feed_forward = SwiGLU(config.d_model, config.feed_forward_width)
+            self.feed_forward = SwiGLU(config.d_model, config.d_ff)
 
     def forward(self, x, state=None, mask=None, reset=None):
         y, state = self.mixer(self.mixer_norm(x), state, mask, reset)
@@ -159,7 +159,8 @@ class LanguageModel(nn.Module):
         folder = Path(folder)
         if not (folder / CONFIG_FILE).is_file() or not (folder / WEIGHTS_FILE).is_file():
             raise FileNotFoundError(
-                f"{folder} holds no model ({CONFIG_FILE} and {WEIGHTS_FILE}): has its training ended?"
+                f"{folder} holds no model ({CONFIG_FILE} and {WEIGHTS_FILE}): a run has one when its training has "
+                f"ended; to go on with it: ssm-trn fit --config {folder}/config.yaml --ckpt_path last"
             )
         model = cls.without_memory(_read_config(folder / CONFIG_FILE))
         try:

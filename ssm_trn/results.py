@@ -46,7 +46,7 @@ def machine_facts() -> dict[str, Any]:
         "processor": processor,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "system": platform.platform(),
+        "system": platform.system(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "ssm_trn": VERSION,

@@ -12,10 +12,3 @@ def map_state(function: Callable[[Tensor], Tensor], state):
     if isinstance(state, Tensor):
         return function(state)
     return tuple(map_state(function, part) for part in state)
-
-
-def state_bytes(state) -> int:
-    """Bytes that the tensors of a state take."""
-    if isinstance(state, Tensor):
-        return state.numel() * state.element_size()
-    return sum(state_bytes(part) for part in state)

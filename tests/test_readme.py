@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 from ssm_trn.cli import main
 from ssm_trn.evaluation import report
@@ -19,7 +18,7 @@ TINY_RUN += ["--trainer.enable_progress_bar", "false", "--data.init_args.block_l
 TINY = {"prepare": [], "fit": TINY_RUN, "evaluate": ["--limit", "4", "--tasks", "true_ending"], "compare": ["--help"]}
 
 
-def test_the_commands_of_the_readme_work_one_after_the_other(tmp_path, monkeypatch):
+def test_what_the_readme_types_works_one_after_the_other(tmp_path, monkeypatch, capsys):
     for folder in ("configs", "experiments"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
@@ -27,13 +26,10 @@ def test_the_commands_of_the_readme_work_one_after_the_other(tmp_path, monkeypat
     for words in COMMANDS:
         assert main([*words, *TINY[words[0]]]) == 0
     assert (tmp_path / "runs" / "mamba2_2m_sotu" / "evaluation.json").exists()
-
-
-def test_the_python_of_the_readme_works():
+    capsys.readouterr()
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    names = {"tokens": torch.ones(1, 5, dtype=torch.int64), "next_token": torch.ones(1, 1, dtype=torch.int64)}
-    exec(code, names)
-    assert names["logits"].shape == (1, 1, 4096)
+    exec(code, {})
+    assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize("place", re.findall(r"\]\(((?!https?:)[^)]+)\)", README))

@@ -78,7 +78,7 @@ def transformers_model(config: ModelConfig, **options) -> nn.Module:
     if mixer == "mamba2":
         heads = {"num_heads": 2 * config.d_model // 64, "n_groups": 1}
         return transformers.Mamba2ForCausalLM(transformers.Mamba2Config(**shared, **heads, **options))
-    heads = {"num_attention_heads": config.d_model // 64, "intermediate_size": config.feed_forward_width}
+    heads = {"num_attention_heads": config.d_model // 64, "intermediate_size": config.d_ff}
     longest = {"max_position_embeddings": 2**14}
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**shared, **heads, **longest, **options))
 

@@ -65,17 +65,22 @@ def notes(results: dict[str, Any]) -> str:
 
 
 def plot_ratios(results: dict[str, Any], path: Path) -> None:
-    """A bar for the measured ratio of each row, and a mark for the promised one."""
+    """For each row the measured ratio as a bar that starts at 1, the span of its rounds, and the promised ratio."""
     rows = [row for row in reversed(all_rows(results)) if "ratio" in row]
-    figure, axes = new_figure("times as fast, or as small, as the other (logarithmic)", "", 1.2 + 0.32 * len(rows))
+    figure, axes = new_figure("times as fast, or as small, as the other", "", height=1.2 + 0.32 * len(rows))
+    for is_kept, colour, label in ((True, "tab:blue", "promise kept"), (False, "tab:orange", "promise not kept")):
+        bars = [(place, row["ratio"] - 1) for place, row in enumerate(rows) if kept(row) is is_kept]
+        if bars:
+            axes.barh(*zip(*bars, strict=True), left=1, height=0.6, color=colour, label=label)
     places = range(len(rows))
-    colours = ["tab:blue" if kept(row) else "tab:orange" for row in rows]
-    axes.barh(places, [row["ratio"] for row in rows], color=colours, height=0.6, label="measured")
+    lowest, highest = ([row[end] for row in rows] for end in ("lowest_ratio", "highest_ratio"))
+    axes.hlines(places, lowest, highest, color="grey", linewidth=1, label="span of the rounds")
     axes.scatter([row["promised_ratio"] for row in rows], places, marker="|", s=120, color="black", label="promised")
     labels = [f"{row['title']}, T {row['length']:,}\nagainst {row['against']}" for row in rows]
     axes.set_yticks(places, labels, fontsize=6)
     axes.set_xscale("log")
-    axes.axvline(1, color="grey", linewidth=0.8)
+    axes.xaxis.set_major_formatter("{x:g}x")
+    axes.axvline(1, color="black", linewidth=0.8)
     save_figure(figure, axes, path)
 
 

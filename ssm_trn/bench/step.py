@@ -132,7 +132,7 @@ STEPS = {
     "train_mamba": Comparison(
         partial(train_beside_twin, "mamba"),
         length=2048,
-        rounds=3,
+        rounds=5,
         promises=(Promise("training step, Mamba", "transformers", 3.3),),
     ),
     "train_mamba2": Comparison(

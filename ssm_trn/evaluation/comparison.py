@@ -1,7 +1,7 @@
 """`ssm-trn compare STUDY.yaml`: models of the same size, trained on the same tokens in the same order, then compared.
 
 Each model and seed is an ordinary run, OUTPUT/NAME-seedN, made by `ssm-trn fit` from the experiment.yaml in it. What is
-done is not done again: a comparison that was stopped goes on in the middle of the run where it was stopped.
+trained is not trained again: a comparison that was stopped goes on in the middle of the run where it was stopped.
 """
 
 import csv
@@ -14,6 +14,8 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from ssm_trn import LanguageModel, ModelConfig
+from ssm_trn.data import TokenFile
+from ssm_trn.data.datamodule import TrainingBatches
 from ssm_trn.data.prepare import prepare
 from ssm_trn.evaluation import report, scoring
 from ssm_trn.evaluation.evaluate import BITS_PER_BYTE, evaluate, quiet
@@ -31,10 +33,10 @@ class Study:
         title: heading of the report.
         models: by name, the fields of a ModelConfig or a YAML file with them; vocab_size comes from the data.
         baseline: the model that the others are compared with.
-        parameters: the size that each model is brought to, by `match_parameters`.
+        parameters: the size that each model is brought to, by `match_parameters`; None: models as they are given.
         prepare: arguments of `ssm-trn prepare`.
         fit: a configuration of `ssm-trn fit` without the model's config, seeds and run folder; its parts may be YAML
-            files. All paths are relative to the study's file.
+            files. The paths of such files, and of models, are relative to the study's file.
         seeds: of the initial weights and of the order of the data; one run each.
         tasks: that `ssm-trn evaluate` knows.
         task_limit: items of each task; None: all.
@@ -45,10 +47,10 @@ class Study:
     title: str
     models: dict[str, Any]
     baseline: str
-    parameters: int
     prepare: dict[str, Any]
     fit: dict[str, Any]
     output: str
+    parameters: int | None = None
     seeds: list[int] = field(default_factory=lambda: [0])
     tasks: list[str] = field(default_factory=list)
     task_limit: int | None = None
@@ -75,7 +77,10 @@ class Study:
             wrong = f"has '{min(unknown)}'" if unknown else "lacks 'output'"
             raise ValueError(f"the study's prepare {wrong}: give the arguments of ssm-trn prepare")
         limit = 1 if self.task_limit is None else self.task_limit
-        if min(self.parameters, limit, *self.contexts) < 1 or min(self.seeds, default=0) < 0:
+        if (
+            min(1 if self.parameters is None else self.parameters, limit, *self.contexts) < 1
+            or min(self.seeds, default=0) < 0
+        ):
             raise ValueError("parameters, task_limit and contexts of a study must be at least 1, seeds at least 0")
         if not self.seeds or len(self.contexts) < 2:
             raise ValueError("a study needs at least one seed and two context lengths")
@@ -133,7 +138,8 @@ def compare(
     """Trains, evaluates and times the models of a study and writes results.json, report.md and plots.
 
     Args:
-        study: YAML file with the fields of `Study`.
+        study: YAML file with title, models, baseline, prepare, fit and output, and perhaps parameters, seeds, tasks,
+            task_limit and contexts; experiments/compare_quick.yaml explains each.
         output: folder of the runs and the report; the study's own by default.
         benchmarks: folder of benchmark files for official tasks among the study's.
         only_report: write report.md and the plots anew from results.json, without running anything.
@@ -170,11 +176,13 @@ def _run(path: str, study: Study, folder: Path, benchmarks: str | None) -> dict[
         model = {
             "name": name,
             "seed": seed,
+            "config": configs[name].to_dict(),
             "parameters": configs[name].parameter_count(),
+            "flops_per_token": configs[name].flops_per_token(study.block_length),
             "tokens": study.fit["trainer"]["max_steps"] * study.tokens_per_step,
             "bits_per_byte": {end: evaluation[BITS_PER_BYTE][end] for end in ("value", "low", "high")},
             "tasks": {task: _main_metric(evaluation["tasks"][task]) for task in study.tasks},
-            "learning_curve": _learning_curve(runs[name, seed], study.tokens_per_step),
+            "learning_curve": _learning_curve(study, runs[name, seed], meta["splits"]["validation"]["tokens"]),
             **measured[name],
         }
         if name != study.baseline:
@@ -201,7 +209,7 @@ def model_config(study: Study, name: str, vocab_size: int) -> ModelConfig:
     """The config of a study's model with the study's number of parameters."""
     config = ModelConfig.from_dict({**study.models[name], "vocab_size": vocab_size})
     try:
-        return match_parameters(config, study.parameters)
+        return config if study.parameters is None else match_parameters(config, study.parameters)
     except ValueError as error:
         raise ValueError(f"model '{name}': {error}") from error
 
@@ -236,9 +244,11 @@ def _train(study: Study, config: ModelConfig, run: Path, seed: int) -> Path:
 
 
 def _evaluate(study: Study, run: Path, benchmarks: str | None) -> dict[str, Any]:
-    """What evaluation.json of a run holds, after the evaluation that was still missing."""
+    """What the evaluation of a run gives."""
     print(f"{run}: evaluation")
-    return evaluate(str(run), [BITS_PER_BYTE, *study.tasks], benchmarks=benchmarks, limit=study.task_limit)
+    return evaluate(
+        str(run), [BITS_PER_BYTE, *study.tasks], benchmarks=benchmarks, limit=study.task_limit, batch_size=64
+    )
 
 
 def _main_metric(task: dict[str, Any]) -> dict[str, Any]:
@@ -246,12 +256,15 @@ def _main_metric(task: dict[str, Any]) -> dict[str, Any]:
     return {"metric": name, "items": task["items"], **score}
 
 
-def _learning_curve(run: Path, tokens_per_step: int) -> dict[str, list[float]]:
-    """Held-out bits per byte over training tokens, as the run logged them."""
+def _learning_curve(study: Study, run: Path, held_out_tokens: int) -> dict[str, Any]:
+    """Bits per byte of the first held-out tokens over training tokens, as the run logged them."""
     with open(run / "metrics.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.get("validation/bits_per_byte")]
+    batches = study.fit["trainer"].get("limit_val_batches", 1.0)  # a number of them, or a share of all
+    limit = batches * study.batch_size * study.block_length if isinstance(batches, int) else batches * held_out_tokens
     return {
-        "tokens": [int(row["step"]) * tokens_per_step for row in rows],
+        "held_out_tokens": min(held_out_tokens, int(limit)),
+        "tokens": [int(row["step"]) * study.tokens_per_step for row in rows],
         "bits_per_byte": [float(row["validation/bits_per_byte"]) for row in rows],
     }
 
@@ -259,4 +272,6 @@ def _learning_curve(run: Path, tokens_per_step: int) -> dict[str, list[float]]:
 def _speeds(study: Study, runs: dict[str, Path]) -> dict[str, dict[str, Any]]:
     print("speeds, all models side by side")
     models = {name: LanguageModel.from_pretrained(run) for name, run in runs.items()}
-    return speeds(models, study.batch_size, study.block_length, study.contexts)
+    train = TokenFile.open(study.prepare["output"], "train")
+    batch = TrainingBatches(train, study.block_length, study.batch_size, study.seeds[0])[0]
+    return speeds(models, batch, study.contexts)

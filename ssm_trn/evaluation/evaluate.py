@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ssm_trn.data.token_file import file_sha256
+from ssm_trn.data.token_file import TokenFile, file_sha256
 from ssm_trn.evaluation.runs import data_settings
 from ssm_trn.evaluation.scoring import bits_per_byte, score_held_out
 from ssm_trn.files import write_whole
@@ -35,7 +35,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Tests a trained model, prints a table and writes RUN_DIR/evaluation.json.
 
-    What the file tells of other tasks stays in it as long as model, max_length and lm-eval are the same.
+    What the file tells of other tasks stays in it as long as model, limit, max_length, held-out text and lm-eval are
+    the same.
 
     Args:
         run_dir: Folder of the run, after its training.
@@ -72,6 +73,8 @@ def evaluate(
         "format_version": FORMAT_VERSION,
         "model_sha256": file_sha256(Path(run_dir) / WEIGHTS_FILE),
         "max_length": lm.max_length,
+        "limit": limit,
+        "held_out_sha256": TokenFile.open(data, "validation").sha256 if data else None,
         "lm_eval": version("lm_eval"),
     }
     earlier = _earlier(path, head)

@@ -7,6 +7,7 @@ python -m ssm_trn.evaluation.report docs/compare_quick/results.json --into READM
 import argparse
 import sys
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 from ssm_trn.results import markdown_table, new_figure, read_results, save_figure, write_whole
@@ -33,11 +34,12 @@ def write_report(results: dict, folder: Path) -> None:
 def table(results: dict) -> str:
     """The models as a Markdown table, one row for each model and seed."""
     models, baseline = results["models"], results["study"]["baseline"]
-    tasks, (shortest, *_, longest) = list(models[0]["tasks"]), models[0]["decode_tokens_per_second"]
-    contexts = (shortest, longest)  # the plot has those between
+    tasks, lengths = list(models[0]["tasks"]), sorted(models[0]["decode_tokens_per_second"], key=int)
+    contexts = (lengths[0], lengths[-1])  # the plot has those between
     seeds = len({model["seed"] for model in models}) > 1
     reference = next(model for model in models if model["name"] == baseline)
-    header = ["model", *(["seed"] if seeds else []), "parameters", "bits per byte (95 %)", f"against {baseline} (95 %)"]
+    header = ["model", *(["seed"] if seeds else []), "parameters", "MFLOP per token"]
+    header += ["bits per byte (95 %)", f"against {baseline} (95 %)"]
     header += [task.replace("_", " ") for task in tasks]
     header += ["training tokens/s"]
     header += [f"decode tokens/s at {int(context):,}" for context in contexts]
@@ -45,6 +47,7 @@ def table(results: dict) -> str:
     rows = []
     for model in models:
         row = [model["name"].replace("_", " "), *([str(model["seed"])] if seeds else []), f"{model['parameters']:,}"]
+        row += [f"{model['flops_per_token'] / 1e6:.2f}"]
         row += [_interval(model["bits_per_byte"]), _difference(model)]
         row += [_task(model["tasks"][task]) for task in tasks]
         row += [_speed(model["training_tokens_per_second"], reference["training_tokens_per_second"])]
@@ -69,19 +72,46 @@ def _notes(results: dict) -> str:
     study, machine = results["study"], results["machine"]
     first = results["models"][0]
     seeds = ", ".join(str(seed) for seed in sorted({model["seed"] for model in results["models"]}))
-    data, baseline = results["data"], study["baseline"].replace("_", " ")
+    data, baseline, fit = results["data"], study["baseline"].replace("_", " "), study["fit"]
+    settings = ", ".join(f"{name} {value}" for name, value in fit["model"]["init_args"].items())
     tasks = ", ".join(f"{name} ({task['metric']}, {task['items']} items)" for name, task in first["tasks"].items())
-    return (
-        f"Each model was trained on the same {first['tokens']:,} tokens in the same order (blocks of "
-        f"{study['block_length']}, seed {seeds}) of {data['source']}, with one tokenizer of {data['vocab_size']:,} "
-        f"pieces, and scored on {data['held_out_bytes']:,} held-out bytes in {data['held_out_documents']} documents. "
-        f"Intervals: 95 %, bootstrap over blocks of 1,024 tokens, paired for the difference. Tasks: {tasks or 'none'}, "
-        f"with standard error. Speeds: measured side by side on "
-        f"{machine['processor']} ({machine['threads']} threads, PyTorch {machine['torch']}), batch "
-        f"{study['batch_size']} x {study['block_length']} for training, one sequence for decoding; in brackets against "
-        f"{baseline}. State: bytes that one sequence has to remember, in float32.\n\n"
-        f"Made by `{results['command']}`, ssm_trn {machine['ssm_trn']}."
+    layers = "\n".join(
+        f"* {model['name'].replace('_', ' ')}: {_layers(model['config'])}" for model in results["models"]
     )
+    block, speed = study["block_length"], f"{machine['threads']} threads, PyTorch {machine['torch']}"
+    return f"""\
+Each model was trained on the same {first["tokens"]:,} tokens in the same order (blocks of {block}, seed {seeds}) of \
+{data["source"]}, with one tokenizer of {data["vocab_size"]:,} pieces and the same settings ({settings}), and scored \
+on {data["held_out_bytes"]:,} held-out bytes in {data["held_out_documents"]} documents, in windows of {block} tokens.
+
+* Intervals: 95 %, bootstrap over blocks of 1,024 tokens, paired for the difference. They are of these trained models: \
+the spread over seeds is not in them.
+* Tasks: {tasks or "none"}, with standard error.
+* Operations: of a forward pass over {block} tokens.
+* Speeds: measured side by side on {machine["processor"]} ({speed}), on training steps of {study["batch_size"]} x \
+{block} tokens and on greedy decoding of one sequence; in brackets against {baseline}.
+* State: bytes that one sequence has to remember, in float32.
+* Learning curves: of the first {first["learning_curve"]["held_out_tokens"]:,} held-out tokens.
+
+Models:
+
+{layers}
+
+Made by `{results["command"]}`, ssm_trn {machine["ssm_trn"]}."""
+
+
+def _layers(config: dict) -> str:
+    """The blocks of a model from bottom to top, each with the options that are set."""
+    names = []
+    for layer in config["layers"]:
+        options = {name: value for name, value in layer.items() if name not in ("mixer", "feed_forward")}
+        shown = ", ".join(f"{name} {value}" for name, value in options.items() if value is not None)
+        names.append(
+            f"{layer['mixer']} ({shown})" + (" without feed-forward" if layer["feed_forward"] == "none" else "")
+        )
+    runs = [(name, len(list(group))) for name, group in groupby(names)]
+    blocks = "; ".join(f"{count} x {name}" if count > 1 else name for name, count in runs)
+    return f"d_model {config['d_model']}, d_ff {config['d_ff']}, {blocks}"
 
 
 def _interval(estimate: dict) -> str:
@@ -108,7 +138,7 @@ def _bytes(count: int) -> str:
 
 def plot_learning_curves(results: dict, path: Path) -> None:
     """Held-out bits per byte while training."""
-    figure, axes = new_figure("training tokens", "held-out bits per byte")
+    figure, axes = new_figure("training tokens", "bits per byte of a part of the held-out text")
     for model in results["models"]:
         curve = model["learning_curve"]
         axes.plot(curve["tokens"], curve["bits_per_byte"], marker="o", markersize=3, label=_label(model, results))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from ssm_trn.model import LanguageModel
 from ssm_trn.timing import Name, take_turns
@@ -19,24 +20,27 @@ def _median_seconds(calls: Mapping[Name, Callable[[], None]], rounds: int) -> di
 
 
 def training_speeds(
-    models: Mapping[str, LanguageModel], batch_size: int, length: int, rounds: int = 5
+    models: Mapping[str, LanguageModel], batch: Mapping[str, Tensor], rounds: int = 5
 ) -> dict[str, float]:
-    """Tokens per second of training steps (forward, backward, AdamW) on random tokens; the models' weights change."""
+    """Tokens per second of training steps (forward, backward, clipping, AdamW) on one batch of training data.
+
+    The models' weights change.
+    """
 
     def step_of(model: LanguageModel) -> Callable[[], None]:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-        tokens = torch.randint(model.config.vocab_size, (batch_size, length + 1))
 
         def step() -> None:
-            logits, _ = model(tokens[:, :-1])
-            F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten()).backward()
+            logits, _ = model(batch["tokens"], reset=batch["reset"])
+            F.cross_entropy(logits.float().flatten(0, 1), batch["targets"].flatten()).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
 
         return step
 
     seconds = _median_seconds({name: step_of(model) for name, model in models.items()}, rounds)
-    return {name: batch_size * length / value for name, value in seconds.items()}
+    return {name: batch["tokens"].numel() / value for name, value in seconds.items()}
 
 
 @torch.inference_mode()
@@ -63,11 +67,11 @@ def decoding_speeds(
 
 
 def speeds(
-    models: Mapping[str, LanguageModel], batch_size: int, length: int, contexts: Sequence[int], rounds: int = 5
+    models: Mapping[str, LanguageModel], batch: Mapping[str, Tensor], contexts: Sequence[int], rounds: int = 5
 ) -> dict[str, dict]:
     """For each model: training tokens/s, and for each context length decode tokens/s and bytes of state (float32)."""
     decoding = decoding_speeds(models, contexts, rounds=rounds)
-    training = training_speeds(models, batch_size, length, rounds)
+    training = training_speeds(models, batch, rounds)
     return {
         name: {
             "training_tokens_per_second": training[name],

@@ -96,6 +96,12 @@ def load_tasks(
             ) from error
 
 
+def tasks_in(benchmarks: Path) -> list[str]:
+    """The official tasks whose data files are in a folder."""
+    present = [name for name, (_, file) in _BENCHMARKS.items() if (benchmarks / file).is_file()]
+    return present + [group for group, (_, members) in _GROUPS.items() if set(members) <= set(present)]
+
+
 def write_overlay(overlay: Path, names: Iterable[str], benchmarks: Path) -> None:
     """Writes YAML files that include lm-eval's definitions of official tasks and take their data from local files."""
     for name in names:

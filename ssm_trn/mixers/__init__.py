@@ -1,4 +1,10 @@
-"""The mixers by name: one paper, one file. A new one needs a file and `@register("its_name")`."""
+"""The mixers by name: one paper, one file. A new one needs a file and `@register("its_name")`.
+
+Files outside this package are named by the environment variable SSM_TRN_MIXERS, separated by commas.
+"""
+
+import os
+from importlib import import_module
 
 from ssm_trn.mixers.base import Mixer
 
@@ -20,8 +26,18 @@ def register(name: str):
 def get(name: str) -> type[Mixer]:
     """The mixer class registered under `name`; a ValueError lists the names there are."""
     if name not in _MIXERS:
+        _import_own()
+    if name not in _MIXERS:
         raise ValueError(f"unknown mixer '{name}': choose one of {', '.join(sorted(_MIXERS))}")
     return _MIXERS[name]
+
+
+def _import_own() -> None:
+    for module in filter(None, os.environ.get("SSM_TRN_MIXERS", "").split(",")):
+        try:
+            import_module(module)  # it registers its mixers; a second import does nothing
+        except ModuleNotFoundError as error:
+            raise ValueError(f"SSM_TRN_MIXERS names '{module}', but {error}: is its folder on PYTHONPATH?") from error
 
 
 def names() -> list[str]:

@@ -51,7 +51,7 @@ def attention(
     Raises:
         ValueError: where shapes do not fit.
     """
-    _check(q, k, v, window)
+    _check(q, k, v, window, mask, reset)
     if mask is not None:  # a weight of 0 does not silence a NaN
         q, k, v = (x.masked_fill(~mask[..., None, None], 0) for x in (q, k, v))
     if reset is not None and mask is not None:
@@ -61,10 +61,18 @@ def attention(
     new = (k, v, next_positions(cache, mask, q.shape[0], q.shape[1], q.device))
     if cache is None and mask is None and reset is None and (window is None or window >= q.shape[1]):
         return form(q, k, v, None, scale), new
-    starts = _document_starts(new[2], reset)  # [B, T]
-    seen, cache = _store(cache, new, window, mask)
-    out = form(q, seen[0], seen[1], _visible(new[2], seen[2], starts, window), scale)
-    return out, (cache[0], cache[1], cache[2].masked_fill(cache[2] < starts[:, -1:], -1))
+    (keys, values, positions), cache = _store(cache, new, window, mask)
+    visible = _visible(new[2], positions, window)
+    if reset is not None:  # no look across the beginning of the document, and nothing before it is kept
+        starts = torch.where(reset, new[2], 0).cummax(1).values  # [B, T]
+        visible &= positions[:, None, :] >= starts[:, :, None]
+        cache = (cache[0], cache[1], cache[2].masked_fill(cache[2] < starts[:, -1:], -1))
+    if (
+        mask is not None
+    ):  # a masked step sees nothing, which would divide 0 by 0: it sees all, and its output is dropped
+        visible |= ~mask[:, :, None]
+    out = form(q, keys, values, visible, scale)
+    return (out if mask is None else out.masked_fill(~mask[..., None, None], 0)), cache
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float) -> Tensor:
@@ -89,11 +97,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float)
     if visible is None:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
     else:
-        # A step that sees nothing (a masked one) would divide 0 by 0: let it see everything, then drop its output.
-        nothing = ~visible.any(-1)  # [B, T]
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=(visible | nothing[..., None])[:, None], scale=scale, enable_gqa=grouped
-        ).masked_fill(nothing[:, None, :, None], 0.0)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None], scale=scale, enable_gqa=grouped)
     return out.transpose(1, 2)
 
 
@@ -114,21 +118,14 @@ def next_positions(cache: Cache | None, mask: Tensor | None, batch: int, length:
     return steps if mask is None else steps.masked_fill(~mask, -1)
 
 
-def _visible(query: Tensor, key: Tensor, starts: Tensor, window: int | None) -> Tensor:
-    """Which of S slots each of T steps sees, bool [B, T, S], from positions query [B, T], key [B, S], starts [B, T].
+def _visible(query: Tensor, key: Tensor, window: int | None) -> Tensor:
+    """Which of S slots each of T steps sees, bool [B, T, S], from positions query [B, T] and key [B, S].
 
-    Masked steps (query -1) and free slots (key -1) drop out by themselves, as starts >= 0.
+    Free slots (key -1) and masked steps (query -1) drop out.
     """
     query, key = query[:, :, None], key[:, None, :]
-    visible = (key >= starts[:, :, None]) & (key <= query)
+    visible = (key >= 0) & (key <= query)
     return visible if window is None else visible & (key > query - window)
-
-
-def _document_starts(positions: Tensor, reset: Tensor | None) -> Tensor:
-    """For each step the position at which its document began; 0 when that lies before these steps."""
-    if reset is None:
-        return torch.zeros_like(positions)
-    return torch.where(reset, positions, 0).cummax(1).values
 
 
 def _store(cache: Cache | None, new: Cache, window: int | None, mask: Tensor | None) -> tuple[Cache, Cache]:
@@ -188,7 +185,7 @@ def _write(buffer: Tensor, slots: Tensor, x: Tensor) -> Tensor:
     return buffer.scatter_(1, index, x)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, window: int | None, mask: Tensor | None, reset: Tensor | None) -> None:
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
         raise ValueError("attention takes q, k and v of shape [batch, time, heads, dim]")
     if q.shape[:2] != k.shape[:2] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
@@ -197,3 +194,6 @@ def _check(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> None:
         raise ValueError(f"attention: {q.shape[2]} query heads are not a multiple of {k.shape[2]} key heads")
     if window is not None and window < 1:
         raise ValueError(f"attention: a window of {window} steps sees nothing; it must be at least 1")
+    for name, x in (("mask", mask), ("reset", reset)):
+        if x is not None and (x.shape != q.shape[:2] or x.dtype != torch.bool):
+            raise ValueError(f"attention: {name} must be bool {list(q.shape[:2])}, got {x.dtype} {list(x.shape)}")

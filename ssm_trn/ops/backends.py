@@ -1,7 +1,7 @@
-"""Which implementation of an op runs: the one file that knows them all.
+"""Which implementation of an op runs: each op offers its forms by name, and this file chooses.
 
 `reference` is the recurrence as a plain loop (the truth), `torch` the chunked matmul form (the default everywhere).
-Kernel libraries (`nki` on Trainium, `fla` on a GPU) register their forms here.
+`nki` (Trainium) and `fla` (GPU) are the names of kernel libraries; no op has a form of theirs yet.
 """
 
 from collections.abc import Callable, Iterator, Mapping

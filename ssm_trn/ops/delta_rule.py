@@ -50,13 +50,13 @@ def delta_rule(
         log_decay: g <= 0, per head [B, T, H] or per key channel [B, T, H, K], -inf included; None for no decay.
         erase: (a, b), each [B, T, H, K], for S_t = exp(g_t) S_{t-1} - a_t (b_t^T S_{t-1}) + k_t v_t^T instead.
         reset: bool [B, T]; True zeroes the state before that step.
-        state: S before the first step [B, H, K, V], or None for zeros.
+        state: S before the first step [B, H, K, V], finite, or None for zeros.
         scale: of the queries.
         chunk_size: a hint for the chunked form; the result does not depend on it.
 
     Returns:
         o [B, T, H, V] in the dtype of v, and the state after the last step [B, H, K, V]: float32, or float64 where v
-        is. Both carry gradients, to every input.
+        is. Both carry gradients, to every input; second derivatives are not available.
 
     Raises:
         ValueError: if the shapes do not fit together, or if not exactly one of `beta` and `erase` is given.

@@ -20,7 +20,8 @@ from torch import Tensor
 from ssm_trn.ops.backends import select
 from ssm_trn.ops.contexts import full_precision, one_thread
 
-# An infinite step size is a full decay. It is cut to a finite one, so that inf * 0 makes no NaN in a gradient.
+# An infinite step size is a full decay (and, where it scales the input, a huge write). It is cut to a finite one, so
+# that inf * 0 makes no NaN in a gradient.
 LARGEST_STEP = 1e30
 
 
@@ -41,7 +42,7 @@ def selective_scan(
 
     Args:
         x: input [B, T, D].
-        dt: step sizes >= 0 [B, T, D]; 0 leaves the state as it is, inf erases it.
+        dt: step sizes >= 0 [B, T, D]; 0 leaves the state as it is, inf erases what was before.
         A: rates [D, N], real or complex, real part <= 0.
         B, C: per step and group of channels [B, T, G, N] (G divides D), or for all steps [D, N], or None for ones.
         D: weight of the skip connection [D], or None for no skip.
@@ -49,7 +50,7 @@ def selective_scan(
         negative_eigenvalues: 2 exp(dt_t A) - 1 in place of exp(dt_t A), so that a state can change its sign: the range
             is [-1, 1] then (Grazzi et al. 2024, arXiv:2411.12537). For real A.
         reset: bool [B, T]; True zeroes the state before that step.
-        state: h before the first step [B, D, N], or None for zeros.
+        state: h before the first step [B, D, N], finite, or None for zeros.
 
     Returns:
         y [B, T, D] in the dtype of x, and the state after the last step [B, D, N]: float32, or float64 where x is, or

@@ -1,6 +1,7 @@
 """`ssm-trn compare` from a study to a report, in a tiny size."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,21 @@ def test_a_changed_study_does_not_mix_with_what_is_there(study, finished, capsys
     assert "holds a run of another study" in capsys.readouterr().err
     assert main(["compare", "no.yaml"]) == 2
     assert "there is no study" in capsys.readouterr().err
+
+
+def test_the_study_of_make_compare_runs_in_a_tiny_size(study, tmp_path):
+    values = asdict(comparison.Study.read("experiments/compare_quick.yaml"))
+    sizes = {
+        comparison.model_config(comparison.Study(**values), name, 4096).parameter_count() for name in values["models"]
+    }
+    assert max(sizes) / min(sizes) < 1.01 and max(sizes) / values["parameters"] < 1.01
+    values["fit"]["trainer"] |= {"max_steps": 2, "val_check_interval": 2, "enable_progress_bar": False}
+    values["fit"]["data"]["init_args"] |= {"block_length": 16, "batch_size": 2}
+    tiny = {name: values[name] for name in ("title", "models", "baseline", "fit", "tasks")}
+    assert main(["compare", study(tmp_path, **tiny, parameters=None, task_limit=2, contexts=[16, 32])]) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [model["name"] for model in results["models"]] == list(values["models"])
+    assert list(results["models"][0]["tasks"]) == values["tasks"]
 
 
 def test_the_table_has_a_place_in_a_page():

@@ -121,6 +121,8 @@ def test_what_is_masked_may_hold_anything():
         (((2, 3, 4, 5), (2, 3, 3, 5), (2, 3, 3, 5)), {}, "multiple"),
         (((2, 3, 4, 5), (2, 4, 4, 5), (2, 4, 4, 5)), {}, "do not fit"),
         (((2, 3, 4, 5),) * 3, {"window": 0}, "at least 1"),
+        (((2, 3, 4, 5),) * 3, {"reset": torch.zeros(1, 3, dtype=torch.bool)}, "reset must be bool"),
+        (((2, 3, 4, 5),) * 3, {"mask": torch.zeros(2, 3)}, "mask must be bool"),
     ],
 )
 def test_wrong_shapes_are_named(shapes, options, message):
