@@ -37,7 +37,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Promise:
+class Target:
     """That `peer` takes at least `ratio` times the time ("seconds") or memory ("bytes") that `ours` takes."""
 
     title: str
@@ -55,19 +55,19 @@ class Comparison:
         build: makes the sides by name for a number of time steps; a module's function, or a `partial` of one.
         length: number of time steps.
         rounds: how often each side is timed.
-        promises: what is to be shown.
+        targets: what is to be shown.
         same: whether all sides compute the same thing.
     """
 
     build: Callable[[int], dict[str, Side]]
     length: int
     rounds: int
-    promises: tuple[Promise, ...]
+    targets: tuple[Target, ...]
     same: bool = True
 
 
 def measure(comparison: Comparison, rounds: int | None = None) -> list[dict[str, Any]]:
-    """A row of results for each promise; where a side cannot run or computes something else, it tells the reason."""
+    """A row of results for each target; where a side cannot run or computes something else, it tells the reason."""
     torch.manual_seed(0)
     with one_thread():
         try:
@@ -75,48 +75,48 @@ def measure(comparison: Comparison, rounds: int | None = None) -> list[dict[str,
             results = {name: list(side.call()) for name, side in sides.items()}
         except ImportError as error:  # peers import their libraries when they are called
             reason = f"{error}; the extra 'dev' brings it"
-            return [_row(comparison, promise, not_measured=reason) for promise in comparison.promises]
+            return [_row(comparison, target, not_measured=reason) for target in comparison.targets]
         difference = largest_difference(results) if comparison.same else None
         del results
         if difference is not None and not difference < LARGEST_DIFFERENCE:  # or NaN
             reason = f"the results differ by {difference:.1e}"
-            return [_row(comparison, promise, not_measured=reason) for promise in comparison.promises]
+            return [_row(comparison, target, not_measured=reason) for target in comparison.targets]
         calls = {name: side.call for name, side in sides.items()}
         seconds = take_turns(calls, rounds or comparison.rounds, time.process_time)
     rows = []
-    for promise in comparison.promises:
-        if promise.quantity == "seconds":
+    for target in comparison.targets:
+        if target.quantity == "seconds":
             samples = seconds
         elif sys.platform == "linux":
-            samples = {name: [peak_growth(comparison, name)] for name in (promise.ours, promise.peer)}
+            samples = {name: [peak_growth(comparison, name)] for name in (target.ours, target.peer)}
         else:
             reason = "the peak of memory is read from /proc, which only Linux has"
-            rows.append(_row(comparison, promise, not_measured=reason))
+            rows.append(_row(comparison, target, not_measured=reason))
             continue
         parameters = {name: side.parameters for name, side in sides.items()}
-        rows.append(_row(comparison, promise, difference=difference, **_figures(promise, samples, parameters)))
+        rows.append(_row(comparison, target, difference=difference, **_figures(target, samples, parameters)))
     return rows
 
 
-def _row(comparison: Comparison, promise: Promise, **found: Any) -> dict[str, Any]:
+def _row(comparison: Comparison, target: Target, **found: Any) -> dict[str, Any]:
     return {
-        "title": promise.title,
+        "title": target.title,
         "length": comparison.length,
-        "against": promise.peer,
-        "quantity": promise.quantity,
-        "promised_ratio": promise.ratio,
+        "against": target.peer,
+        "quantity": target.quantity,
+        "target_ratio": target.ratio,
         **found,
     }
 
 
 def _figures(
-    promise: Promise, samples: Mapping[str, list[float]], parameters: Mapping[str, int | None]
+    target: Target, samples: Mapping[str, list[float]], parameters: Mapping[str, int | None]
 ) -> dict[str, Any]:
     sides = {
         role: {"median": statistics.median(samples[name]), "samples": samples[name], "parameters": parameters[name]}
-        for role, name in (("ours", promise.ours), ("peer", promise.peer))
+        for role, name in (("ours", target.ours), ("peer", target.peer))
     }
-    ratios = [peer / ours for ours, peer in zip(samples[promise.ours], samples[promise.peer], strict=True)]
+    ratios = [peer / ours for ours, peer in zip(samples[target.ours], samples[target.peer], strict=True)]
     return {
         **sides,
         "ratio": sides["peer"]["median"] / sides["ours"]["median"],

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ssm_trn import ops
 from ssm_trn.bench import peers
-from ssm_trn.bench.measure import OURS, Comparison, Promise, Side
+from ssm_trn.bench.measure import OURS, Comparison, Side, Target
 
 
 def both_passes(
@@ -92,43 +92,43 @@ OPS = {
         partial(selective_scan, "mambapy", peers.mambapy_selective_scan, 1536),
         length=2048,
         rounds=7,
-        promises=(
-            Promise("selective scan, 1536 channels of 16 states", "mambapy", 4),
-            Promise("the same, peak extra memory", "mambapy", 15, quantity="bytes"),
+        targets=(
+            Target("selective scan, 1536 channels of 16 states", "mambapy", 4),
+            Target("the same, peak extra memory", "mambapy", 15, quantity="bytes"),
         ),
     ),
     "selective_scan_default": Comparison(
         partial(selective_scan, "transformers", peers.transformers_selective_scan, 768),
         length=512,
         rounds=3,
-        promises=(Promise("selective scan, 768 channels of 16 states", "transformers", 50),),
+        targets=(Target("selective scan, 768 channels of 16 states", "transformers", 50),),
     ),
     "ssd": Comparison(
         ssd,
         length=2048,
         rounds=7,
-        promises=(
-            Promise("SSD, 24 heads of 64 x 128", "transformers", 3.5),
-            Promise("the same, peak extra memory", "transformers", 6, quantity="bytes"),
+        targets=(
+            Target("SSD, 24 heads of 64 x 128", "transformers", 3.5),
+            Target("the same, peak extra memory", "transformers", 6, quantity="bytes"),
         ),
     ),
-    "gla": Comparison(gla, length=512, rounds=7, promises=(Promise("GLA, 12 heads of 64 x 64", "recurrent loop", 4),)),
+    "gla": Comparison(gla, length=512, rounds=7, targets=(Target("GLA, 12 heads of 64 x 64", "recurrent loop", 4),)),
     "gated_delta_rule": Comparison(
         gated_delta_rule,
         length=2048,
         rounds=7,
-        promises=(Promise("gated delta rule, 12 heads of 64 x 64", "transformers", 1.5),),
+        targets=(Target("gated delta rule, 12 heads of 64 x 64", "transformers", 1.5),),
     ),
     "gated_delta_rule_long": Comparison(
         gated_delta_rule,
         length=8192,
         rounds=3,
-        promises=(Promise("gated delta rule, 12 heads of 64 x 64", "transformers", 4),),
+        targets=(Target("gated delta rule, 12 heads of 64 x 64", "transformers", 4),),
     ),
     "short_conv": Comparison(
         short_conv,
         length=2048,
         rounds=9,
-        promises=(Promise("short convolution with SiLU, 4 taps, 1536 channels", "F.conv1d", 2.5),),
+        targets=(Target("short convolution with SiLU, 4 taps, 1536 channels", "F.conv1d", 2.5),),
     ),
 }

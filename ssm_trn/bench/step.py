@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ssm_trn.bench import peers
-from ssm_trn.bench.measure import OURS, Comparison, Promise, Side
+from ssm_trn.bench.measure import OURS, Comparison, Side, Target
 from ssm_trn.config import ModelConfig
 from ssm_trn.matching import match_parameters
 from ssm_trn.model import LanguageModel
@@ -124,8 +124,8 @@ def parameter_count(model: nn.Module) -> int:
 NAMES = {"mamba": "Mamba", "mamba2": "Mamba-2", "gated_deltanet": "gated DeltaNet"}
 
 
-def _against_llama(title: str, ratio: float) -> tuple[Promise, ...]:
-    return tuple(Promise(f"{title}, {name}", "Llama", ratio, ours=key) for key, name in NAMES.items())
+def _against_llama(title: str, ratio: float) -> tuple[Target, ...]:
+    return tuple(Target(f"{title}, {name}", "Llama", ratio, ours=key) for key, name in NAMES.items())
 
 
 STEPS = {
@@ -133,39 +133,39 @@ STEPS = {
         partial(train_beside_twin, "mamba"),
         length=2048,
         rounds=5,
-        promises=(Promise("training step, Mamba", "transformers", 3.3),),
+        targets=(Target("training step, Mamba", "transformers", 3.3),),
     ),
     "train_mamba2": Comparison(
         partial(train_beside_twin, "mamba2"),
         length=2048,
         rounds=5,
-        promises=(Promise("training step, Mamba-2", "transformers", 1.8),),
+        targets=(Target("training step, Mamba-2", "transformers", 1.8),),
     ),
     "train_short": Comparison(
         partial(train_beside_llama, tuple(NAMES)),
         length=512,
         rounds=7,
-        promises=_against_llama("training step", 0.7),
+        targets=_against_llama("training step", 0.7),
         same=False,
     ),
     "train_long": Comparison(
         partial(train_beside_llama, tuple(NAMES)),
         length=4096,
         rounds=3,
-        promises=_against_llama("training step", 1.0),
+        targets=_against_llama("training step", 1.0),
         same=False,
     ),
     "decode_mamba": Comparison(
         partial(decode_beside_twin, "mamba"),
         length=1024,
         rounds=9,
-        promises=(Promise("decoding, Mamba", "transformers", 1.6),),
+        targets=(Target("decoding, Mamba", "transformers", 1.6),),
     ),
     "decode_long": Comparison(
         partial(decode_beside_llama, tuple(NAMES)),
         length=8192,
         rounds=7,
-        promises=_against_llama("decoding", 5),
+        targets=_against_llama("decoding", 5),
         same=False,
     ),
 }

@@ -65,7 +65,7 @@ def linear_attention(
         state = v.new_zeros(batch, heads, q.shape[-1], values, dtype=dtype)
     form = select("linear_attention", {"reference": reference, "torch": chunked})
     if length == 1:  # a decode step needs no chunk
-        form = reference
+        form = single
     with full_precision(v.device):
         return form(q, k, v, log_decay.to(dtype), bonus, reset, state.to(dtype), scale, chunk_size)
 
@@ -117,13 +117,33 @@ def reference(
     # unbind, not x[:, t]: the gradient of each x[:, t] is as large as x, and so the backward pass O(T^2).
     steps = (x.unbind(1) for x in (q, k, v.to(state.dtype), decay))
     for t, (q_t, k_t, v_t, decay_t) in enumerate(zip(*steps, strict=True)):
-        if reset is not None:
-            state = state.masked_fill(reset[:, t, None, None, None], 0)
-        written = k_t[..., None] * v_t[..., None, :]  # [B, H, K, V]
-        seen = state if bonus is None else state + bonus[..., None] * written
-        state = decay_t[..., None] * state + written
-        outputs.append((q_t[..., None, :] @ (state if bonus is None else seen)).squeeze(-2))
+        out_t, state = _step(q_t, k_t, v_t, decay_t, bonus, None if reset is None else reset[:, t], state)
+        outputs.append(out_t)
     return (scale * torch.stack(outputs, 1)).to(v.dtype), state
+
+
+def _step(q, k, v, decay, bonus, reset, state: Tensor) -> tuple[Tensor, Tensor]:
+    """One step of the recurrence: q, k [B, H or 1, K], v [B, H, V], decay [B, H, 1 or K], reset bool [B] or None."""
+    if reset is not None:
+        state = state.masked_fill(reset[:, None, None, None], 0)
+    written = k[..., None] * v[..., None, :]  # [B, H, K, V]
+    before = state
+    state = torch.addcmul(written, decay[..., None], state)
+    seen = state if bonus is None else before + bonus[..., None] * written
+    return (q[..., None, :] @ seen).squeeze(-2), state
+
+
+def single(q, k, v, log_decay, bonus, reset, state, scale: float, chunk_size) -> tuple[Tensor, Tensor]:
+    """`reference` for T = 1, without the loop around the step."""
+    heads, groups = v.shape[2], q.shape[2]
+    q, k = (x[:, 0].to(state.dtype) for x in (q, k))
+    if groups > 1:  # a single group broadcasts as it is
+        q, k = (x.repeat_interleave(heads // groups, 1) for x in (q, k))  # [B, H, K]
+    decay = log_decay[:, 0].exp()
+    decay = decay if decay.dim() == 3 else decay[..., None]  # [B, H, 1 or K]
+    reset = None if reset is None else reset[:, 0]
+    out, state = _step(q, k, v[:, 0].to(state.dtype), decay, bonus, reset, state)
+    return (scale * out)[:, None].to(v.dtype), state
 
 
 # The chunked form (Mamba-2, section 6; GLA, section 4). With D_ts = exp(g_{s+1} + ... + g_t), a chunk after S has

@@ -75,7 +75,7 @@ def selective_scan(
     state = A.new_zeros(x.shape[0], *A.shape) if state is None else state.to(dtype)
     form = select("selective_scan", {"reference": reference, "torch": chunked})
     if x.shape[1] == 1:  # a decode step needs no blocks
-        form = reference
+        form = single
     with full_precision(x.device):
         return form(x, dt, A, B, C, D, state, reset, scale_input, negative_eigenvalues)
 
@@ -98,16 +98,34 @@ def reference(
     writes, reads = (_for_each_channel(t, x) for t in (B, C))  # [B, T, D, N]
     outputs = []
     for t, (x_t, dt_t, B_t, C_t) in enumerate(zip(*(s.unbind(1) for s in (inputs, steps, writes, reads)), strict=True)):
-        decay = torch.exp(dt_t[..., None] * A)  # [B, D, N]
-        if negative:
-            decay = 2 * decay - 1
-        if reset is not None:
-            decay = decay.masked_fill(reset[:, t, None, None], 0)
-        written = dt_t * x_t if scale_input else x_t  # [B, D]
-        state = decay * state + written[..., None] * B_t
-        y_t = (C_t * state).sum(-1).real  # [B, D]
-        outputs.append(y_t if D is None else y_t + D * x_t)
+        reset_t = None if reset is None else reset[:, t]
+        y_t, state = _step(x_t, dt_t, A, B_t, C_t, D, state, reset_t, scale_input, negative)
+        outputs.append(y_t)
     return torch.stack(outputs, 1).to(x.dtype), state
+
+
+def _step(x, dt, A, B, C, D, state, reset, scale_input: bool, negative: bool) -> tuple[Tensor, Tensor]:
+    """One step of the recurrence: x, dt [B, D]; B, C [B, D, N] or what broadcasts to it; reset bool [B] or None."""
+    decay = torch.exp(dt[..., None] * A)  # [B, D, N]
+    if negative:
+        decay = 2 * decay - 1
+    if reset is not None:
+        decay = decay.masked_fill(reset[:, None, None], 0)
+    written = dt * x if scale_input else x  # [B, D]
+    state = torch.addcmul(written[..., None] * B, decay, state)
+    y = (C * state).sum(-1).real  # [B, D]
+    return y if D is None else torch.addcmul(y, D, x), state
+
+
+def single(x, dt, A, B, C, D, state, reset, scale_input: bool, negative: bool) -> tuple[Tensor, Tensor]:
+    """`reference` for T = 1, without the loop around the step."""
+    real = torch.promote_types(x.dtype, torch.float32)
+    one_group = all(c.dim() == 2 or c.shape[2] == 1 for c in (B, C))  # [D, N] or [B, 1, 1, N] broadcast as they are
+    B, C = (c if c.dim() == 2 else (c if one_group else _for_each_channel(c, x))[:, 0] for c in (B, C))
+    reset = None if reset is None else reset[:, 0]
+    dt = dt[:, 0].to(real).clamp(max=LARGEST_STEP)
+    y, state = _step(x[:, 0].to(real), dt, A, B, C, D, state, reset, scale_input, negative)
+    return y[:, None].to(x.dtype), state
 
 
 def _for_each_channel(coefficient: Tensor, x: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ def short_conv(
     bias = weight.new_zeros(channels) if bias is None else bias
     form = select("short_conv", {"reference": reference, "torch": blocked})
     if length == 1:  # a decode step needs no blocks
-        form = reference
+        form = single
     y = form(history, weight.T.to(dtype).contiguous(), bias.to(dtype), age, activation == "silu")
     if mask is not None:
         y = y.gather(1, place[..., None].expand_as(y))
@@ -75,11 +75,22 @@ def reference(history: Tensor, weight: Tensor, bias: Tensor, age: Tensor | None,
     taps, inputs, outputs = len(weight), history.to(weight.dtype).unbind(1), []
     for t in range(len(inputs) - taps + 1):
         window = torch.stack(inputs[t : t + taps], 1)  # [B, W, D]
-        if age is not None:
-            lags = torch.arange(taps - 1, -1, -1, device=history.device)
-            window = torch.where((lags <= age[:, t, None])[..., None], window, 0)
-        outputs.append(bias + (weight * window).sum(1))
+        outputs.append(_step(window, weight, bias, None if age is None else age[:, t]))
     z = torch.stack(outputs, 1)  # [B, T, D]
+    return (F.silu(z) if silu else z).to(history.dtype)
+
+
+def _step(window: Tensor, weight: Tensor, bias: Tensor, age: Tensor | None) -> Tensor:
+    """The filter at one step: window [B, W, D], age [B] -> [B, D]."""
+    if age is not None:
+        lags = torch.arange(len(weight) - 1, -1, -1, device=window.device)
+        window = torch.where((lags <= age[:, None])[..., None], window, 0)
+    return bias + (weight * window).sum(1)
+
+
+def single(history: Tensor, weight: Tensor, bias: Tensor, age: Tensor | None, silu: bool) -> Tensor:
+    """`reference` for T = 1, without the loop around the step."""
+    z = _step(history.to(weight.dtype), weight, bias, None if age is None else age[:, 0])[:, None]
     return (F.silu(z) if silu else z).to(history.dtype)
 
 

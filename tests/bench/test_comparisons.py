@@ -14,8 +14,8 @@ PEERS["Llama"] = "transformers"
 
 
 def require(comparison):
-    for promise in comparison.promises:
-        if library := PEERS[promise.peer]:
+    for target in comparison.targets:
+        if library := PEERS[target.peer]:
             pytest.importorskip(library, reason=f"needs {library}, of '.[dev]'")
 
 
@@ -54,8 +54,8 @@ def test_models_run_beside_their_peers_and_twins_agree(name, small_models):
     if comparison.same:
         assert largest_difference(results) < LARGEST_DIFFERENCE
         assert len({side.parameters for side in sides.values()}) == 1
-    for promise in comparison.promises:
-        assert {promise.ours, promise.peer} <= sides.keys()
+    for target in comparison.targets:
+        assert {target.ours, target.peer} <= sides.keys()
     results_of(sides)  # each can run again
     length = 1 if name.startswith("decode") else 70
     assert all(logits.shape == (1, length, 64) for (logits,) in results.values())

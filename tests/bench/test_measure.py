@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from ssm_trn.bench.measure import OURS, Comparison, Promise, Side, largest_difference, measure, peak_growth
+from ssm_trn.bench.measure import OURS, Comparison, Side, Target, largest_difference, measure, peak_growth
 from ssm_trn.timing import take_turns
 
 
@@ -35,12 +35,12 @@ def build(length, peer_value=1.0, log=None):
 
 
 MEBIBYTE = 2**20
-COMPARISON = Comparison(build, 64, 5, (Promise("a thing", "peer", 4),))
+COMPARISON = Comparison(build, 64, 5, (Target("a thing", "peer", 4),))
 
 
 def test_the_ratio_is_what_the_peer_takes_over_what_we_take():
     (row,) = measure(COMPARISON)
-    assert row["title"] == "a thing" and row["promised_ratio"] == 4 and row["difference"] == 0
+    assert row["title"] == "a thing" and row["target_ratio"] == 4 and row["difference"] == 0
     assert 5 < row["ratio"] < 12 and row["lowest_ratio"] <= row["ratio"] <= row["highest_ratio"]
     assert len(row["ours"]["samples"]) == 5 and row["ours"]["parameters"] == 5
     assert row["ours"]["median"] == sorted(row["ours"]["samples"])[2]
@@ -90,11 +90,11 @@ def test_a_missing_library_costs_only_its_row():
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_is_what_one_call_adds_at_its_peak():
     comparison = dataclasses.replace(COMPARISON, length=8 * MEBIBYTE)
-    assert 80 * MEBIBYTE <= peak_growth(comparison, "peer") < 84 * MEBIBYTE
+    assert abs(peak_growth(comparison, "peer") - 80 * MEBIBYTE) < MEBIBYTE  # counted in pages, some there already
 
 
 def test_memory_is_not_measured_where_there_is_no_proc(monkeypatch):
     monkeypatch.setattr("sys.platform", "darwin")
-    promises = (*COMPARISON.promises, Promise("its memory", "peer", 4, quantity="bytes"))
-    time_row, memory_row = measure(dataclasses.replace(COMPARISON, promises=promises))
+    targets = (*COMPARISON.targets, Target("its memory", "peer", 4, quantity="bytes"))
+    time_row, memory_row = measure(dataclasses.replace(COMPARISON, targets=targets))
     assert "ratio" in time_row and "only Linux" in memory_row["not_measured"]
