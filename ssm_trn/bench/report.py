@@ -59,8 +59,8 @@ def notes(results: dict[str, Any]) -> str:
         "behind T. Memory: by how much a fresh process grows at its peak, in one forward and backward pass. The memory "
         "allocator is tuned for both (ssm_trn/runtime.py). Where both compute the same thing, their outputs and "
         "gradients (of a model the logits) were compared before. The recurrent loop indexes each step, so that its "
-        "backward pass is quadratic in T; Llama decodes with the default cache of transformers, which is copied at each "
-        "token.\n\n"
+        "backward pass is quadratic in T; Llama decodes with the default cache of transformers, which is copied at "
+        "each token.\n\n"
         f"{machine['processor']}, Python {machine['python']}, PyTorch {machine['torch']}, "
         f"ssm_trn {machine['ssm_trn']}, {peers}. Made by `{results['command']}`."
     )
