@@ -70,7 +70,7 @@ def speeds(
     models: Mapping[str, LanguageModel], batch: Mapping[str, Tensor], contexts: Sequence[int], rounds: int = 5
 ) -> dict[str, dict]:
     """For each model: training tokens/s, and for each context length decode tokens/s and bytes of state (float32)."""
-    decoding = decoding_speeds(models, contexts, rounds=rounds)
+    decoding = decoding_speeds(models, contexts, rounds=3 * rounds)  # short calls: more of them for a steady median
     training = training_speeds(models, batch, rounds)
     return {
         name: {
