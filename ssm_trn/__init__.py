@@ -1,4 +1,4 @@
-"""Sequence models beyond the transformer, trained on AWS Trainium, a GPU or a CPU, and compared with transformers."""
+"""Sequence models beyond the transformer, made for AWS Trainium, running on GPUs and CPUs, compared with transformers."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

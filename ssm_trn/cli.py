@@ -15,7 +15,7 @@ from ssm_trn.runtime import yield_idle_threads
 
 DESCRIPTION = """usage: ssm-trn COMMAND ...
 
-Sequence models beyond the transformer: trained on AWS Trainium, a GPU or a CPU, and compared with transformers.
+Sequence models beyond the transformer: made for AWS Trainium, running on GPUs and CPUs, compared with transformers.
 
 commands:"""
 
