@@ -1,4 +1,4 @@
-"""Sequence models beyond the transformer, for AWS Trainium, GPUs and CPUs, compared with transformers of the same size."""
+"""Sequence models beyond the transformer for AWS Trainium, GPUs and CPUs, compared with transformers of their size."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
