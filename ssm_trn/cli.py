@@ -80,13 +80,13 @@ def _function(module: str, name: str) -> Callable[[list[str]], None]:
     def run(words: list[str]) -> None:
         from jsonargparse import auto_cli
 
-        from ssm_trn.runtime import tune_malloc
+        from ssm_trn.runtime import set_up_process
 
         function = getattr(import_module(module), name)
         parameters = signature(function).parameters.values()
         switches = {f"--{parameter.name}" for parameter in parameters if parameter.default is False}
         words = [f"{word}=true" if word in switches else word for word in words]
-        tune_malloc()
+        set_up_process()
         auto_cli(function, args=words, prog=f"ssm-trn {name}", exit_on_error=False)
 
     return run
@@ -103,9 +103,9 @@ def _lm_eval(words: list[str]) -> None:
 
     import ssm_trn.evaluation.lm  # noqa: F401  (makes `--model ssm_trn` known)
     from ssm_trn.evaluation.tasks import BENCHMARKS_VARIABLE, tasks_in, write_overlay
-    from ssm_trn.runtime import tune_malloc
+    from ssm_trn.runtime import set_up_process
 
-    tune_malloc()
+    set_up_process()
     with TemporaryDirectory() as overlay:
         if (benchmarks := os.environ.get(BENCHMARKS_VARIABLE)) and "--include_path" not in words:
             write_overlay(Path(overlay), tasks_in(Path(benchmarks)), Path(benchmarks))

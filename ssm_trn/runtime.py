@@ -28,3 +28,13 @@ def tune_malloc() -> bool:
     mallopt = ctypes.CDLL(None).mallopt
     results = (mallopt(_M_MMAP_MAX, 0), mallopt(_M_TRIM_THRESHOLD, 2**31 - 1), mallopt(_M_TOP_PAD, 64 * 2**20))
     return all(results)
+
+
+def set_up_process() -> None:
+    """What every command does before it computes: `tune_malloc` and a fixed number of threads."""
+    import torch
+
+    tune_malloc()
+    # Until a program has said how many threads it wants, MKL chooses anew for each product, and a sum over two threads
+    # rounds otherwise than one over a single thread: a run would depend on what ran before it in the process.
+    torch.set_num_threads(torch.get_num_threads())

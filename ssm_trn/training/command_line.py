@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from ssm_trn.runtime import tune_malloc
+from ssm_trn.runtime import set_up_process
 from ssm_trn.training.callbacks import Throughput, TrainingProgressBar
 from ssm_trn.training.metrics_file import MetricsFile
 from ssm_trn.training.run_folder import RunFolder, WholeFileCheckpoints, checkpoint_folder, last_checkpoint
@@ -114,7 +114,7 @@ class TrainingCommandLine(LightningCLI):
 
 def run(subcommand: str, words: list[str]) -> TrainingCommandLine:
     """Runs `ssm-trn SUBCOMMAND WORDS` and returns what ran, with its trainer and model."""
-    tune_malloc()
+    set_up_process()
     _silence()
     return TrainingCommandLine(
         LightningModule,
