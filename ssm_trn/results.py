@@ -16,8 +16,12 @@ FORMAT_VERSION = 1
 RESULTS_FILE = "results.json"
 
 
-def read_results(path: str | Path) -> dict[str, Any]:
-    """What a results.json holds; a ValueError if this release cannot read it."""
+def read_results(path: str | Path, of: str) -> dict[str, Any]:
+    """What a results.json holds, which must have something under the name `of`.
+
+    Raises:
+        ValueError: if this release cannot read it.
+    """
     try:
         results = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
@@ -28,6 +32,8 @@ def read_results(path: str | Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} has format version {results.get('format_version')}, this release reads {FORMAT_VERSION}"
         )
+    if not results.get(of):
+        raise ValueError(f"{path} has no {of}: make it anew")
     return results
 
 

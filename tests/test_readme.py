@@ -38,5 +38,5 @@ def test_what_the_readme_links_to_exists(place):
 
 
 def test_the_table_is_that_of_the_results():
-    table = report.table(report.read_results(ROOT / "docs" / "compare_quick" / "results.json"))
+    table = report.table(report.read_results(ROOT / "docs" / "compare_quick" / "results.json", "models"))
     assert report.into_markers(README, table) == README

