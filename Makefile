@@ -1,6 +1,8 @@
 # make install    a virtual environment in .venv with everything below
 # make compare    train a recurrent model, Mamba-2 and a transformer of the same size on real text, and compare them
 # make test       all quick tests
+# make test-kernels   every case of the NKI kernels, in the simulator
+# make test-neuron    the kernels on a NeuronCore: against torch, and their latency into kernels/README.md
 # make lint       style and types
 # make bench      speed and memory of ops and models beside other implementations, on one CPU thread
 #
@@ -10,8 +12,9 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
+NEURON_PYTHON := $(if $(VIRTUAL_ENV),python,$(BIN)/python)
 
-.PHONY: install compare test lint bench clean
+.PHONY: install compare test test-kernels test-neuron lint bench clean
 
 install: $(VENV)/installed
 
@@ -26,7 +29,17 @@ compare: install
 	$(BIN)/ssm-trn compare experiments/compare_quick.yaml
 
 test: install
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadscope -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadscope -m "not slow and not gpu and not kernels and not neuron"
+
+test-kernels: install
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 -m kernels tests/kernels tests/ops
+
+# In the environment that is active, as the Neuron SDK is nothing that `make install` installs.
+test-neuron: export PYTHONPATH := kernels
+test-neuron:
+	$(NEURON_PYTHON) -m pytest -m neuron -rs tests/neuron
+	test ! -e kernels/measured.csv || \
+		$(NEURON_PYTHON) -m ssm_nki.cost --measured kernels/measured.csv --into kernels/README.md
 
 lint: install
 	$(BIN)/ruff check .
@@ -36,6 +49,7 @@ lint: install
 bench: install
 	$(BIN)/ssm-trn bench ops
 	$(BIN)/ssm-trn bench step
+	$(BIN)/python -m ssm_trn.bench.generation_memory
 
 clean:
 	rm -rf $(VENV) runs data build *.egg-info

@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ssm_trn.interop.registration import register_with_transformers
 from ssm_trn.version import VERSION
 
 if TYPE_CHECKING:
@@ -17,3 +18,6 @@ def __getattr__(name: str) -> Any:
     if name in __all__:  # on first use: torch takes seconds to import, and `ssm-trn --help` does not need it
         return getattr(import_module("ssm_trn.model" if name == "LanguageModel" else "ssm_trn.config"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+register_with_transformers()

@@ -35,9 +35,10 @@ _WRAPPING = re.compile("Parser key|Problem with given class_path|Does not valida
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status: 0, 130 after Ctrl-C, or 2 after wrong input, told in one sentence.
+    """Runs one command and returns its exit status.
 
-    `--debug` anywhere, or SSM_TRN_DEBUG=1, shows the whole traceback instead.
+    That is 0, or 2 after wrong input, told in one sentence, 130 after Ctrl-C, 141 when the reader of the output left.
+    `--debug` anywhere, or SSM_TRN_DEBUG=1, shows the whole traceback of an error instead.
     """
     yield_idle_threads()
     words = list(sys.argv[1:] if args is None else args)
@@ -58,6 +59,9 @@ def main(args: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"ssm-trn: stopped{_GOING_ON.get(words[0], '')}", file=sys.stderr)
         return 130  # as shells tell it: 128 + SIGINT
+    except BrokenPipeError:  # who read our output has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at the end would fail again
+        return 141  # as shells tell it: 128 + SIGPIPE
     except Exception as error:
         if debug or not _is_wrong_input(error):
             raise
@@ -124,6 +128,14 @@ COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
     "compare": (
         "train and evaluate several models as a study describes them, and write a report",
         _function("ssm_trn.evaluation.comparison", "compare"),
+    ),
+    "generate": (
+        "go on from a prompt with a trained model, as it writes",
+        _function("ssm_trn.generation.command", "generate"),
+    ),
+    "convert": (
+        "turn a model from or into another project's format, with its tokenizer",
+        _function("ssm_trn.interop.command", "convert"),
     ),
     "bench": ("time ops and models beside other implementations", _function("ssm_trn.bench.command", "bench")),
 }

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_type_hints
 
 from ssm_trn import mixers
 
-FEED_FORWARDS = ("swiglu", "none")
+FEED_FORWARDS = ("swiglu", "geglu", "none")
 _PLAIN_TYPES = {bool, int, float, str, type(None)}
 
 
@@ -29,14 +29,19 @@ def check_types(owner: str, values: Mapping[str, Any], hints: Mapping[str, Any])
 
 @dataclass(frozen=True)
 class LayerConfig:
-    """One block: a mixer by name with its options, and the feed-forward layer behind it ("swiglu" or "none")."""
+    """One block: a mixer by name with its options, and the feed-forward layer behind it ("swiglu", "geglu" or "none").
+
+    norm_output: the norms stand behind mixer and feed-forward layer, on what they add to the residual stream, instead
+        of before them (the reordered norm of OLMo 2, arXiv:2501.00656).
+    """
 
     mixer: str
     feed_forward: str = "swiglu"
     options: dict[str, Any] = field(default_factory=dict)
+    norm_output: bool = False
 
     def __post_init__(self):
-        check_types("a layer", {"mixer": self.mixer, "feed_forward": self.feed_forward}, get_type_hints(LayerConfig))
+        check_types("a layer", vars(self), get_type_hints(LayerConfig))
         mixer = mixers.get(self.mixer)
         known = inspect.signature(mixer).parameters
         for option in self.options:
@@ -63,10 +68,12 @@ class LayerConfig:
         options = dict(layer)
         if "mixer" not in options:
             raise ValueError(f"layer {dict(layer)} names no mixer: add 'mixer: {next(iter(mixers.names()))}'")
-        return cls(options.pop("mixer"), options.pop("feed_forward", "swiglu"), options)
+        mixer, feed_forward = options.pop("mixer"), options.pop("feed_forward", "swiglu")
+        return cls(mixer, feed_forward, norm_output=options.pop("norm_output", False), options=options)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"mixer": self.mixer, "feed_forward": self.feed_forward, **self.options}
+        placed = {"norm_output": True} if self.norm_output else {}
+        return {"mixer": self.mixer, "feed_forward": self.feed_forward, **placed, **self.options}
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,9 @@ class ModelConfig:
         norm_eps: epsilon of the RMS norms around the mixers.
         vocab_multiple: the embedding matrix has its rows rounded up to a multiple of this (128 suits accelerators). The
             extra rows never get a logit, so loss, scores and samples do not know them.
+        feed_forward_bias: whether the feed-forward layers have biases.
+        embedding_scale: what the embeddings are multiplied by; Gemma has sqrt(d_model).
+        logit_soft_cap: c of c tanh(logits / c), which bounds the logits (Gemma 2, arXiv:2408.00118); None: no bound.
     """
 
     vocab_size: int
@@ -91,6 +101,9 @@ class ModelConfig:
     tie_embeddings: bool = True
     norm_eps: float = 1e-5
     vocab_multiple: int = 1
+    feed_forward_bias: bool = False
+    embedding_scale: float = 1.0
+    logit_soft_cap: float | None = None
 
     def __post_init__(self):
         check_types("the model config", vars(self), get_type_hints(ModelConfig))
@@ -100,6 +113,10 @@ class ModelConfig:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
         if self.norm_eps < 0:
             raise ValueError(f"norm_eps is {self.norm_eps}; it must be at least 0")
+        for name in ("embedding_scale", "logit_soft_cap"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} is {value}; it must be above 0")
         if not isinstance(self.layers, list | tuple) or not self.layers:
             raise ValueError("layers must be a list with at least one mixer, such as ['mamba2', 'attention']")
         if self.d_ff is None:

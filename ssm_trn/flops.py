@@ -1,9 +1,11 @@
 """Floating-point operations of a model, counted on the real module with shapes alone.
 
 A multiplication and an addition are two operations. Matrix products are counted as they are; the recurrences as the
-loops that define them, whatever chunked form computes them; attention for the pairs of steps that see each other;
-element-wise work between these not at all.
+loops that define them, whatever chunked form computes them; long convolutions as the Fourier transforms that compute
+them; attention for the pairs of steps that see each other; element-wise work between these not at all.
 """
+
+import math
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
@@ -12,6 +14,7 @@ from ssm_trn import ops  # noqa: F401  (defines the operators below)
 from ssm_trn.config import ModelConfig
 from ssm_trn.mixers.attention import Attention
 from ssm_trn.model import LanguageModel
+from ssm_trn.ops.long_conv import levels_of
 
 
 def flops_per_token(config: ModelConfig, context_length: int) -> float:
@@ -39,9 +42,12 @@ def _linear_attention(q, k, v, *args, **kwargs) -> int:
 
 
 @register_flop_formula(torch.ops.ssm_trn.delta_rule)
-def _delta_rule(q, r, w, log_decay, y, *args, **kwargs) -> int:
+def _delta_rule(q, r, w, log_decay, y, beta, state, size, scale, decay_first, *args, **kwargs) -> int:
     batch, length, heads, values = y
-    return batch * length * heads * q[-1] * values * 7  # decay 1, read what the key holds 2, write 2, read 2
+    entries = batch * length * heads * q[-1] * values
+    if decay_first:
+        return entries * 7  # decay 1, read what the key holds 2, write 2, read 2
+    return entries // 2 * 9  # `erase`, where two steps are a token: decay 1, read 2, erase 2, write 2, read 2
 
 
 @register_flop_formula(torch.ops.ssm_trn.selective_scan)
@@ -55,3 +61,14 @@ def _short_conv(history, weight, *args, **kwargs) -> int:
     batch, padded, channels = history
     taps = weight[0]
     return batch * (padded - taps + 1) * channels * taps * 2
+
+
+@register_flop_formula(torch.ops.ssm_trn.long_conv)
+def _long_conv(history, kernel, *args, **kwargs) -> int:
+    """The lags that are not near; the others run as a short convolution."""
+    (batch, length, channels), total = history, 0.0
+    for level in levels_of(length):
+        blocks = batch * level.blocks
+        transform = 2.5 * level.size * math.log2(level.size)  # of real numbers; one for the kernel
+        total += (2 * blocks + 1) * transform + blocks * 6 * (level.half + 1)
+    return round(channels * total)

@@ -53,9 +53,9 @@ def _match_feed_forward(config: ModelConfig, target: int, multiple: int) -> Mode
         count = replace(config, d_ff=narrowest).parameter_count()
     except ValueError:  # this d_model does not divide into the mixers' heads
         return None
-    layers = sum(LayerConfig.of(layer).feed_forward == "swiglu" for layer in config.layers)
+    layers = sum(LayerConfig.of(layer).feed_forward != "none" for layer in config.layers)
     if layers == 0:
         return config
-    growth = layers * 3 * config.d_model * multiple  # SwiGLU has three matrices
+    growth = layers * 3 * config.d_model * multiple  # SwiGLU and GeGLU have three matrices
     steps = max(0, round((target - count) / growth))
     return replace(config, d_ff=min(narrowest + steps * multiple, int(_WIDEST * config.d_model) // multiple * multiple))

@@ -8,6 +8,7 @@ logits = head(norm(x))
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -18,9 +19,10 @@ from torch.utils.checkpoint import checkpoint
 from ssm_trn import mixers
 from ssm_trn.config import LayerConfig, ModelConfig
 from ssm_trn.files import replacing
-from ssm_trn.layers import Float32Parameters, RMSNorm, SwiGLU
+from ssm_trn.layers import Float32Parameters, GatedFeedForward, RMSNorm, float32_parameters
 
 FORMAT_VERSION = 1
+MODEL_TYPE = "ssm_trn"  # by which transformers' Auto classes know the folder, see interop/auto.py
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 
 
@@ -31,12 +33,21 @@ class Block(nn.Module):
         super().__init__()
         self.mixer_norm = RMSNorm(config.d_model, config.norm_eps)
         self.mixer = mixers.get(layer.mixer)(config.d_model, **layer.options)
+        self.norm_output = layer.norm_output
         self.feed_forward = None
-        if layer.feed_forward == "swiglu":
+        if layer.feed_forward != "none":
             self.feed_forward_norm = RMSNorm(config.d_model, config.norm_eps)
-            self.feed_forward = SwiGLU(config.d_model, config.d_ff)
+            self.feed_forward = GatedFeedForward(
+                config.d_model, config.d_ff, layer.feed_forward, config.feed_forward_bias
+            )
 
     def forward(self, x, state=None, mask=None, reset=None):
+        if self.norm_output:
+            y, state = self.mixer(x, state, mask, reset)
+            x = x + self.mixer_norm(y)
+            if self.feed_forward is not None:
+                x = x + self.feed_forward_norm(self.feed_forward(x))
+            return x, state
         y, state = self.mixer(self.mixer_norm(x), state, mask, reset)
         x = x + y
         if self.feed_forward is not None:
@@ -110,6 +121,8 @@ class LanguageModel(nn.Module):
         if batches - {tokens.shape[0]}:
             raise ValueError(f"the state is one of {max(batches)} sequences, the tokens are of {tokens.shape[0]}")
         x, states = self.embedding(tokens), []
+        if self.config.embedding_scale != 1:
+            x = self.config.embedding_scale * x
         for block, block_state in zip(self.blocks, state or [None] * len(self.blocks), strict=True):
             if self.checkpoint_activations and torch.is_grad_enabled():
                 x, block_state = checkpoint(block, x, block_state, mask, reset, use_reentrant=False)
@@ -121,7 +134,8 @@ class LanguageModel(nn.Module):
     def logits(self, features: Tensor) -> Tensor:
         """[..., d_model] -> [..., vocab_size]."""
         weight = self.embedding.weight if self.head is None else self.head.weight
-        return nn.functional.linear(features, weight)[..., : self.config.vocab_size]
+        logits, cap = nn.functional.linear(features, weight)[..., : self.config.vocab_size], self.config.logit_soft_cap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def init_state(self, batch: int, max_length: int, device=None, dtype: torch.dtype | None = None):
         """An empty state with room for max_length tokens, so that shapes stay the same from step to step."""
@@ -140,9 +154,12 @@ class LanguageModel(nn.Module):
         """Writes config.json and model.safetensors into `folder`, each whole or not at all."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        config = {"format_version": FORMAT_VERSION, "model": self.config.to_dict()}
+        dtype = str(self.embedding.weight.dtype).removeprefix("torch.")
+        own = {"format_version": FORMAT_VERSION, "model_type": MODEL_TYPE}
+        config = {**own, "dtype": dtype, "model": self.config.to_dict()}
+        weights = {name: value.contiguous() for name, value in self.state_dict().items()}
         for name, write in (
-            (WEIGHTS_FILE, lambda path: save_file({k: v.contiguous() for k, v in self.state_dict().items()}, path)),
+            (WEIGHTS_FILE, lambda path: save_file(weights, path, metadata={"format": "pt"})),
             (CONFIG_FILE, lambda path: path.write_text(json.dumps(config, indent=2) + "\n")),
         ):
             with replacing(folder / name) as unfinished:
@@ -162,7 +179,12 @@ class LanguageModel(nn.Module):
                 f"{folder} holds no model ({CONFIG_FILE} and {WEIGHTS_FILE}): a run has one when its training has "
                 f"ended; to go on with it: ssm-trn fit --config {folder}/config.yaml --ckpt_path last"
             )
-        model = cls.without_memory(_read_config(folder / CONFIG_FILE))
+        config = _read_config(folder / CONFIG_FILE)
+        try:
+            model = cls.without_memory(config)
+        except (RuntimeError, TypeError, OverflowError) as error:  # sizes beyond what a tensor can have, for one
+            reason = str(error).partition("\n")[0]
+            raise ValueError(f"{folder / CONFIG_FILE} describes a model that cannot be made: {reason}") from error
         try:
             weights = load_file(folder / WEIGHTS_FILE, device=str(device))
         except SafetensorError as error:
@@ -171,6 +193,11 @@ class LanguageModel(nn.Module):
         if expected != {name: value.shape for name, value in weights.items()}:
             differing = sorted(expected.keys() ^ weights.keys()) or "shapes"
             raise ValueError(f"the weights in {folder} do not fit its {CONFIG_FILE}: {differing} differ")
+        wide, kept = (torch.float16, torch.bfloat16, torch.float32, torch.float64), float32_parameters(model)
+        kinds = {value.dtype for value in weights.values()}
+        if kinds - {*wide} or len({value.dtype for name, value in weights.items() if name not in kept}) > 1:
+            found = ", ".join(sorted(map(str, kinds)))
+            raise ValueError(f"the weights in {folder} are in {found}: it must be one kind of 16, 32 or 64 bits")
         model.load_state_dict(weights, assign=True)
         return model
 
@@ -189,14 +216,19 @@ def _check_inputs(tokens: Tensor, mask: Tensor | None, reset: Tensor | None) -> 
 def _read_config(path: Path) -> ModelConfig:
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
+    return parse_config(saved, str(path))
+
+
+def parse_config(saved: Any, source: str) -> ModelConfig:
+    """The config that the content of a config.json describes; `source` is what errors call it."""
     if not isinstance(saved, dict):
-        raise ValueError(f"{path} describes no model")
+        raise ValueError(f"{source} describes no model")
     if saved.get("format_version") != FORMAT_VERSION:
         raise ValueError(
-            f"{path} has format version {saved.get('format_version')}, this release reads {FORMAT_VERSION}"
+            f"{source} has format version {saved.get('format_version')}, this release reads {FORMAT_VERSION}"
         )
     if not isinstance(saved.get("model"), dict):
-        raise ValueError(f"{path} describes no model")
+        raise ValueError(f"{source} describes no model")
     return ModelConfig.from_dict(saved["model"])

@@ -77,7 +77,9 @@ def new_figure(x_label: str, y_label: str, height: float = 4.0):
 
 
 def save_figure(figure, axes, path: Path) -> None:
+    from matplotlib import rc_context
+
     axes.legend(frameon=False)
-    with replacing(path) as unfinished:
-        # without a date, so that the same results give the same file
+    # Without a date, and with ids that are not drawn at random, so that the same results give the same file.
+    with replacing(path) as unfinished, rc_context({"svg.hashsalt": path.name}):
         figure.savefig(unfinished, format=path.suffix[1:], metadata={"Date": None})

@@ -1,9 +1,15 @@
-"""What a process must set up once before it computes: the memory allocator and the threads."""
+"""What a process must set up once before it computes: the memory allocator, the threads, the device."""
 
 import ctypes
+import logging
 import os
 import platform
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 
 
@@ -38,3 +44,25 @@ def set_up_process() -> None:
     # Until a program has said how many threads it wants, MKL chooses anew for each product, and a sum over two threads
     # rounds otherwise than one over a single thread: a run would depend on what ran before it in the process.
     torch.set_num_threads(torch.get_num_threads())
+
+
+def available_device(device: "str | torch.device | None" = None) -> "torch.device":
+    """The device of that name; by default a GPU where there is one. In place of a GPU that is not there, the CPU.
+
+    Raises:
+        ValueError: if there is no such device.
+    """
+    import torch
+
+    try:
+        wanted = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise ValueError(f"'{device}' names no device: choose cpu, or a GPU such as cuda:0") from error
+    if wanted.type == "cuda" and not torch.cuda.is_available():
+        logger.warning("there is no %s on this machine: going on with the CPU", wanted)
+        return torch.device("cpu")
+    try:
+        torch.empty(1, device=wanted).tolist()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"there is no device '{device}' on this machine: choose cpu, or a GPU it has") from error
+    return wanted

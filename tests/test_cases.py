@@ -103,7 +103,7 @@ def model_of(*layers, factor: float = 5.0, **options) -> LanguageModel:
 
 def seen_by_others(state) -> list[torch.Tensor]:
     """The state without the slots of a cache that hold no token."""
-    if len(state) == 3:
+    if any(part.dtype == torch.int64 for part in state):  # keys, values, positions
         return [part[state[2] >= 0] for part in state]
     return list(state)
 

@@ -32,7 +32,7 @@ def test_help_lists_each_command_and_imports_nothing_heavy():
         assert any(line.split(maxsplit=1) == [name, summary] for line in lines)
 
 
-@pytest.mark.parametrize("command", ["prepare", "fit", "validate", "test", "evaluate", "compare"])
+@pytest.mark.parametrize("command", ["prepare", "fit", "validate", "test", "evaluate", "compare", "generate"])
 def test_each_command_has_help(command, capsys):
     assert main([command, "--help"]) == 0
     assert "usage: ssm-trn" in capsys.readouterr().out

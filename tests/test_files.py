@@ -1,6 +1,7 @@
 """Files that appear whole or not at all."""
 
 import errno
+import os
 
 import pytest
 
@@ -26,6 +27,24 @@ def test_a_failure_leaves_what_was_there_and_nothing_else(tmp_path, error):
         raise error
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_stays_one_and_its_file_is_replaced(tmp_path):
+    (tmp_path / "folder").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("folder/file")
+    for text in ("before", "after"):
+        write_whole(link, text)
+        assert link.is_symlink() and (tmp_path / "folder" / "file").read_text() == text
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder", "link"]
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(tmp_path / "pipe", "text")
+    assert os.read(reader, 100) == b"text" and (tmp_path / "pipe").is_fifo()
+    os.close(reader)
 
 
 def test_a_folder_in_its_place_is_left_alone(tmp_path):

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from ssm_trn import LanguageModel, ModelConfig
@@ -61,6 +62,33 @@ def test_documents_in_one_row_do_not_see_each_other():
     reset[0, [0, 11, 12]] = True
     packed, _ = model(tokens, reset=reset)
     assert_close(packed, torch.cat([model(part)[0] for part in tokens.split([11, 1, 18], 1)], 1))
+
+
+def test_scaled_embeddings_and_capped_logits():
+    tokens = tokens_of(2, 20)
+    plain = model_of(tie_embeddings=False)
+    changed = model_of(tie_embeddings=False, embedding_scale=32**0.5, logit_soft_cap=0.05)
+    with torch.no_grad():
+        plain.embedding.weight *= 32**0.5
+    logits, expected = changed(tokens)[0], plain(tokens)[0]
+    assert expected.abs().max() > 0.1
+    assert_close(logits, 0.05 * torch.tanh(expected / 0.05))
+
+
+def test_norms_of_outputs_and_the_feed_forward_layers():
+    layer = {"mixer": "attention", "n_heads": 2, "feed_forward": "geglu", "norm_output": True}
+    model, tokens = model_of(layers=[layer], feed_forward_bias=True), tokens_of(2, 9)
+    (block,) = model.blocks
+    torch.nn.init.normal_(block.feed_forward.gate_and_up.bias)
+    torch.nn.init.normal_(block.feed_forward.out_proj.bias)
+    x = model.embedding(tokens)
+    x = x + block.mixer_norm(block.mixer(x)[0])
+    gate, up = block.feed_forward.gate_and_up(x).chunk(2, -1)
+    gate = gate * (1 + torch.tanh((2 / math.pi) ** 0.5 * (gate + 0.044715 * gate**3))) / 2
+    x = x + block.feed_forward_norm(block.feed_forward.out_proj(gate * up))
+    assert_close(model(tokens)[0], model.logits(model.norm(x)))
+    assert ModelConfig.from_dict(model.config.to_dict()) == model.config
+    assert "norm_output" not in config().to_dict()["layers"][0]
 
 
 def test_checkpointed_activations_change_no_gradient():
@@ -137,6 +165,16 @@ def test_extra_rows_of_the_embedding_never_get_a_logit():
     assert model(tokens_of(1, 5))[0].shape == (1, 5, 50)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.bfloat16, torch.float64])
+def test_weights_that_no_model_has_are_refused(tmp_path, dtype):
+    model_of().float().save_pretrained(tmp_path)
+    weights = {name: value.clone() for name, value in load_file(tmp_path / "model.safetensors").items()}
+    weights["embedding.weight"] = weights["embedding.weight"].to(dtype)
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=f"are in .*{dtype}.*: it must be one kind of 16, 32 or 64 bits"):
+        LanguageModel.from_pretrained(tmp_path)
+
+
 @pytest.mark.parametrize("tie_embeddings", [True, False])
 def test_saved_and_loaded_models_are_equal(tmp_path, tie_embeddings):
     model = model_of(tie_embeddings=tie_embeddings).float()
@@ -153,17 +191,19 @@ def test_what_is_wrong_with_a_folder_is_said_in_one_sentence(tmp_path):
         LanguageModel.from_pretrained(tmp_path)
     model_of().save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
-    for content in (b"[]", b"\xff", b"{"):
+    for content in (b"[]", b"\xff", b"{", b"[" * 100_000):
         (tmp_path / "config.json").write_bytes(content)
         with pytest.raises(ValueError, match="config.json (describes no model|is not JSON)"):
             LanguageModel.from_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**saved, "format_version": 99}))
     with pytest.raises(ValueError, match="format version 99"):
         LanguageModel.from_pretrained(tmp_path)
-    saved["model"]["d_ff"] = 64
-    (tmp_path / "config.json").write_text(json.dumps(saved))
-    with pytest.raises(ValueError, match="do not fit"):
-        LanguageModel.from_pretrained(tmp_path)
+    for width, message in ((64, "do not fit"), (10**18, "cannot be made"), (10**30, "cannot be made")):
+        saved["model"]["d_ff"] = width
+        (tmp_path / "config.json").write_text(json.dumps(saved))
+        with pytest.raises(ValueError, match=message) as raised:
+            LanguageModel.from_pretrained(tmp_path)
+        assert "\n" not in str(raised.value)
     del saved["model"]
     (tmp_path / "config.json").write_text(json.dumps(saved))
     with pytest.raises(ValueError, match="no model"):
@@ -182,7 +222,7 @@ def test_what_is_wrong_with_a_folder_is_said_in_one_sentence(tmp_path):
         ({"layers": []}, "at least one mixer"),
         ({"layers": [{"n_heads": 2}]}, "names no mixer"),
         ({"layers": [{"mixer": "mamba2", "heads": 2}]}, "no option 'heads': it takes d_state"),
-        ({"layers": [{"mixer": "mamba2", "feed_forward": "gelu"}]}, "none of swiglu, none"),
+        ({"layers": [{"mixer": "mamba2", "feed_forward": "gelu"}]}, "none of swiglu, geglu, none"),
         ({"d_model": 0}, "d_model is 0"),
         ({"d_model": 770, "layers": [{"mixer": "attention", "n_heads": 12}]}, "770 is not divisible by n_heads 12"),
         ({"layers": [{"mixer": "gated_deltanet", "n_heads": 5}]}, "32 is not divisible by n_heads 5"),
@@ -204,6 +244,9 @@ def test_a_wrong_config_is_told_in_one_sentence(changes, message):
         ({"tie_embeddings": "no"}, "tie_embeddings is 'no', which should be of type bool"),
         ({"norm_eps": math.nan}, "norm_eps is nan"),
         ({"norm_eps": -1}, "norm_eps is -1; it must be at least 0"),
+        ({"logit_soft_cap": 0}, "logit_soft_cap is 0; it must be above 0"),
+        ({"embedding_scale": -1.0}, "embedding_scale is -1.0; it must be above 0"),
+        ({"layers": [{"mixer": "mamba2", "norm_output": 1}]}, "norm_output is 1, which should be of type bool"),
         ({"layers": "mamba2"}, "must be a list"),
         ({"layers": {"mixer": "mamba2"}}, "must be a list"),
         ({"layers": [3]}, "layer 3 is neither a mixer's name nor a mapping"),

@@ -1,6 +1,7 @@
 """What README tells a user to type works, and its table is what the results say."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,19 +11,20 @@ from ssm_trn.evaluation import report
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-COMMANDS = [line.split("#")[0].split() for line in re.findall(r"^    ssm-trn (.*)", README, re.MULTILINE)]
+COMMANDS = [shlex.split(line, comments=True) for line in re.findall(r"^    ssm-trn (.*)", README, re.MULTILINE)]
 
 # What makes each command small enough for a test; the commands themselves stay as they are.
 TINY_RUN = ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--trainer.limit_val_batches", "1"]
 TINY_RUN += ["--trainer.enable_progress_bar", "false", "--data.init_args.block_length", "64"]
 TINY = {"prepare": [], "fit": TINY_RUN, "evaluate": ["--limit", "4", "--tasks", "true_ending"], "compare": ["--help"]}
+TINY["generate"] = ["--max_new_tokens", "8"]
 
 
 def test_what_the_readme_types_works_one_after_the_other(tmp_path, monkeypatch, capsys):
     for folder in ("configs", "experiments"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
-    assert [words[0] for words in COMMANDS] == ["prepare", "fit", "evaluate", "compare"]
+    assert [words[0] for words in COMMANDS] == ["prepare", "fit", "evaluate", "generate", "compare"]
     for words in COMMANDS:
         assert main([*words, *TINY[words[0]]]) == 0
     assert (tmp_path / "runs" / "mamba2_2m_sotu" / "evaluation.json").exists()

@@ -14,7 +14,7 @@ from ssm_trn.ops.contexts import one_thread
 from ssm_trn.results import FORMAT_VERSION, RESULTS_FILE, machine_facts, read_results, write_results
 
 COMPARISONS = {"ops": OPS, "step": STEPS}
-PEERS = ("transformers", "mambapy")
+PEERS = ("transformers", "mambapy", "mlstm_kernels")
 
 
 def bench(
@@ -22,7 +22,8 @@ def bench(
 ) -> dict[str, Any]:
     """Measures ops or models beside other implementations on one CPU thread, and prints and writes what was found.
 
-    Rows that the folder holds already and that are not measured now stay.
+    Rows that the folder holds already and that are not measured now stay. The extra 'dev' brings the other libraries
+    but mlstm_kernels, whose licence keeps it out: `pip install --no-deps mlstm_kernels` lets its row run.
 
     Args:
         group: ops (forward and backward passes) or step (training steps and decoding of 10-million-parameter models).

@@ -74,7 +74,8 @@ def measure(comparison: Comparison, rounds: int | None = None) -> list[dict[str,
             sides = comparison.build(comparison.length)
             results = {name: list(side.call()) for name, side in sides.items()}
         except ImportError as error:  # peers import their libraries when they are called
-            reason = f"{error}; the extra 'dev' brings it"
+            known = isinstance(error, ModuleNotFoundError)  # any other one says itself how to mend it
+            reason = f"{error}; the extra 'dev' brings it" if known else str(error)
             return [_row(comparison, target, not_measured=reason) for target in comparison.targets]
         difference = largest_difference(results) if comparison.same else None
         del results
@@ -145,12 +146,12 @@ def _peak_growth(comparison: Comparison, name: str) -> int:
     call = comparison.build(comparison.length)[name].call
     if on_glibc:
         ctypes.CDLL(None).malloc_trim(0)  # else the call would use again what was freed before, and need less
-    before = _memory("VmRSS")
+    before = process_memory("VmRSS")
     call()
-    return _memory("VmHWM") - before
+    return process_memory("VmHWM") - before
 
 
-def _memory(field: str) -> int:
+def process_memory(field: str) -> int:
     """Bytes of this process as Linux counts them: VmRSS is what it holds, VmHWM the most that it ever held."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field))

@@ -11,6 +11,7 @@ from torch import Tensor
 from ssm_trn import ops
 from ssm_trn.bench import peers
 from ssm_trn.bench.measure import OURS, Comparison, Side, Target
+from ssm_trn.mixers.mlstm import read_memory
 
 
 def both_passes(
@@ -78,6 +79,19 @@ def gated_delta_rule(length: int, heads: int = 12, channels: int = 64) -> dict[s
     return both_passes({OURS: ours, "transformers": peers.transformers_gated_delta_rule}, inputs, v.shape)
 
 
+def mlstm(length: int, heads: int = 12, channels: int = 64) -> dict[str, Side]:
+    def ours(q, k, v, write, forget):
+        return F.layer_norm(read_memory(q, k, v, write, F.logsigmoid(forget))[0], (channels,))
+
+    def peer(*inputs):
+        # Its backward pass leaves the divisor of h out. The norm behind it, which each mLSTM has, makes that right.
+        return F.layer_norm(peers.mlstm_kernels_chunkwise(*inputs), (channels,))
+
+    q, k, v = torch.randn(3, 1, length, heads, channels)
+    write, forget = torch.randn(2, 1, length, heads)
+    return both_passes({OURS: ours, "mlstm_kernels": peer}, (q, k, v, write, forget + 3), v.shape)
+
+
 def short_conv(length: int, channels: int = 1536, taps: int = 4) -> dict[str, Side]:
     def ours(x, weight, bias):
         return ops.short_conv(x, weight, bias, activation="silu")[0]
@@ -124,6 +138,12 @@ OPS = {
         length=8192,
         rounds=3,
         targets=(Target("gated delta rule, 12 heads of 64 x 64", "transformers", 4),),
+    ),
+    "mlstm": Comparison(
+        mlstm,
+        length=2048,
+        rounds=7,
+        targets=(Target("mLSTM with norm, 12 heads of 64 x 64", "mlstm_kernels", 0.85),),
     ),
     "short_conv": Comparison(
         short_conv,

@@ -3,6 +3,7 @@
 The libraries are imported when a function is called, so that a missing one only costs its own rows.
 """
 
+import math
 import re
 
 import torch
@@ -51,6 +52,19 @@ def recurrent_gla(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
         state = log_decay[:, t, :, :, None].exp() * state + k[:, t, :, :, None] * v[:, t, :, None]
         outputs.append((q[:, t, :, :, None] * state).sum(-2))
     return torch.stack(outputs, 1)
+
+
+def mlstm_kernels_chunkwise(q: Tensor, k: Tensor, v: Tensor, write: Tensor, forget: Tensor) -> Tensor:
+    """mlstm_kernels' chunkwise form in PyTorch; q, k, v [B, T, H, K], and both gates before activation [B, T, H]."""
+    try:
+        from mlstm_kernels.torch.chunkwise import mlstm_chunkwise__native_custbw as chunkwise
+    except ImportError as error:
+        raise ImportError(
+            f"{error}; its licence keeps it out of the extras: `pip install --no-deps mlstm_kernels`, if that suits you"
+        ) from error
+    q, k, v, write, forget = (x.transpose(1, 2).contiguous() for x in (q, k, v, write, forget))
+    chunk_size = math.gcd(q.shape[2], 64)  # it must divide the length; 64 is its default
+    return chunkwise(q, k, v, write, forget, chunk_size=chunk_size).transpose(1, 2)
 
 
 def conv1d_silu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -13,22 +13,34 @@ from ssm_trn.config import ModelConfig
 from ssm_trn.matching import match_parameters
 from ssm_trn.model import LanguageModel
 
-PARAMETERS = 9_930_000  # all models are within 2 % of it
-VOCABULARY, WIDTH = 4096, 320
+PARAMETERS = 9_850_000  # all models are within 1 % of it
+VOCABULARY, WIDTH, BLOCKS = 4096, 320, 6
+PAPER_SIZES = {"mamba": (12, 328), "mamba2": (12, 320)}  # blocks and width of the models without feed-forward layers
 DECODED_TOKENS = 32
 
+# What is compared with Llama: mixer, and whether a feed-forward layer follows it in each block.
+RIVALS = {
+    "Mamba, paper's block (no feed-forward)": ("mamba", False),
+    "Mamba, with feed-forward": ("mamba", True),
+    "Mamba-2, paper's block (no feed-forward)": ("mamba2", False),
+    "Mamba-2, with feed-forward": ("mamba2", True),
+    "gated DeltaNet, with feed-forward": ("gated_deltanet", True),
+}
 
-def model_config(name: str) -> ModelConfig:
-    """Mamba and Mamba-2 as in their papers, without feed-forward layers and so with twice as many blocks."""
-    if name in ("mamba", "mamba2"):
-        layers = [{"mixer": name, "feed_forward": "none"}] * {"mamba": 13, "mamba2": 12}[name]
-        return ModelConfig(VOCABULARY, WIDTH, layers)
-    return match_parameters(ModelConfig(VOCABULARY, WIDTH, [name] * 6), PARAMETERS)
+
+def model_config(mixer: str, feed_forward: bool = True) -> ModelConfig:
+    """A model of 10 million parameters: blocks of the mixer and SwiGLU, as `layers: [mixer]` gives them, or, of Mamba
+    and Mamba-2, the blocks of their papers, which are the mixer alone.
+    """
+    if feed_forward:
+        return match_parameters(ModelConfig(VOCABULARY, WIDTH, [mixer] * BLOCKS), PARAMETERS)
+    blocks, width = PAPER_SIZES[mixer]
+    return ModelConfig(VOCABULARY, width, [{"mixer": mixer, "feed_forward": "none"}] * blocks)
 
 
 def train_beside_twin(name: str, length: int, config: ModelConfig | None = None) -> dict[str, Side]:
     """Training steps of our model and of the same one of transformers, from the same weights."""
-    peer, ours = twins(config or model_config(name))
+    peer, ours = twins(config or model_config(name, feed_forward=False))
     tokens = torch.randint(ours.config.vocab_size, (1, length + 1))
     return {
         OURS: training_side(ours, lambda tokens: ours(tokens)[0], tokens),
@@ -38,7 +50,7 @@ def train_beside_twin(name: str, length: int, config: ModelConfig | None = None)
 
 def train_beside_llama(names: Sequence[str], length: int) -> dict[str, Side]:
     llama = peers.transformers_model(model_config("attention"))
-    models = {name: LanguageModel(model_config(name)) for name in names}
+    models = {name: LanguageModel(model_config(*RIVALS[name])) for name in names}
     tokens = torch.randint(VOCABULARY, (1, length + 1))
     sides = {"Llama": training_side(llama, lambda tokens: llama(tokens, use_cache=False).logits, tokens)}
     for name, model in models.items():
@@ -61,7 +73,7 @@ def training_side(model: nn.Module, logits_of: Callable[[Tensor], Tensor], token
 
 
 def decode_beside_twin(name: str, length: int, config: ModelConfig | None = None) -> dict[str, Side]:
-    peer, ours = twins(config or model_config(name))
+    peer, ours = twins(config or model_config(name, feed_forward=False))
     context = torch.randint(ours.config.vocab_size, (1, length))
     return {OURS: decoding_side(ours, context), "transformers": peer_decoding_side(peer, context)}
 
@@ -69,7 +81,7 @@ def decode_beside_twin(name: str, length: int, config: ModelConfig | None = None
 def decode_beside_llama(names: Sequence[str], length: int) -> dict[str, Side]:
     context = torch.randint(VOCABULARY, (1, length))
     sides = {"Llama": peer_decoding_side(peers.transformers_model(model_config("attention")), context)}
-    return sides | {name: decoding_side(LanguageModel(model_config(name)), context) for name in names}
+    return sides | {name: decoding_side(LanguageModel(model_config(*RIVALS[name])), context) for name in names}
 
 
 @torch.inference_mode()
@@ -121,11 +133,8 @@ def parameter_count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-NAMES = {"mamba": "Mamba", "mamba2": "Mamba-2", "gated_deltanet": "gated DeltaNet"}
-
-
 def _against_llama(title: str, ratio: float) -> tuple[Target, ...]:
-    return tuple(Target(f"{title}, {name}", "Llama", ratio, ours=key) for key, name in NAMES.items())
+    return tuple(Target(f"{title}, {name}", "Llama", ratio, ours=name) for name in RIVALS)
 
 
 STEPS = {
@@ -142,14 +151,14 @@ STEPS = {
         targets=(Target("training step, Mamba-2", "transformers", 1.8),),
     ),
     "train_short": Comparison(
-        partial(train_beside_llama, tuple(NAMES)),
+        partial(train_beside_llama, tuple(RIVALS)),
         length=512,
         rounds=7,
         targets=_against_llama("training step", 0.7),
         same=False,
     ),
     "train_long": Comparison(
-        partial(train_beside_llama, tuple(NAMES)),
+        partial(train_beside_llama, tuple(RIVALS)),
         length=4096,
         rounds=3,
         targets=_against_llama("training step", 1.0),
@@ -162,7 +171,7 @@ STEPS = {
         targets=(Target("decoding, Mamba", "transformers", 1.6),),
     ),
     "decode_long": Comparison(
-        partial(decode_beside_llama, tuple(NAMES)),
+        partial(decode_beside_llama, tuple(RIVALS)),
         length=8192,
         rounds=7,
         targets=_against_llama("decoding", 5),

@@ -19,6 +19,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ssm_trn.files import read_text
+
 _BUILDERS = {".jsonl": "json", ".json": "json", ".jsonl.gz": "json", ".json.gz": "json", ".parquet": "parquet"}
 _SUFFIXES = (".txt", *_BUILDERS)
 
@@ -98,7 +100,7 @@ def _files(source: str, text_column: str) -> Source:
     def read() -> Iterator[str]:
         for path in paths:
             if _suffix(path) == ".txt":
-                yield _read_text(path)
+                yield read_text(path)
             elif path.stat().st_size:
                 yield from _rows(str(path), text_column, _BUILDERS[_suffix(path)], data_files=glob.escape(str(path)))
 
@@ -128,13 +130,6 @@ def _find_files(source: str) -> list[Path]:
 def _suffix(path: Path) -> str:
     """The longest known ending of a file's name, or ''."""
     return max((suffix for suffix in _SUFFIXES if path.name.endswith(suffix)), key=len, default="")
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8")  # not read_text, which changes the ends of lines
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text, at byte {error.start}: convert it first") from error
 
 
 def _hub(source: str, text_column: str, split: str) -> Source:

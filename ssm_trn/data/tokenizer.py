@@ -32,6 +32,7 @@ class Tokenizer:
     Attributes:
         vocab_size: number of ids, with the four special ones (unk 0, bos 1, eos 2, pad 3) and the 256 of single bytes.
         bos_id, eos_id, pad_id: special ids; `encode` never yields them.
+        pieces: what sentencepiece calls each id.
         piece_bytes: int64 [vocab_size], how many UTF-8 bytes of text each id stands for: 0 for the special ids. The sum
             over the ids of a text is its length in bytes.
         hash: SHA-256 of the list of pieces, in hexadecimal. Unlike the model file, it does not depend on how the
@@ -57,8 +58,8 @@ class Tokenizer:
         self.vocab_size: int = processor.vocab_size()
         self._texts = [self._text_of(id) for id in range(self.vocab_size)]
         self.piece_bytes = np.array([len(text) for text in self._texts], dtype=np.int64)
-        pieces = "\0".join(processor.id_to_piece(id) for id in range(self.vocab_size))
-        self.hash = hashlib.sha256(pieces.encode()).hexdigest()
+        self.pieces = [processor.id_to_piece(id) for id in range(self.vocab_size)]
+        self.hash = hashlib.sha256("\0".join(self.pieces).encode()).hexdigest()
         self._spelled = {
             "\n": processor.encode("\n"),
             _SPACE_SIGN: [processor.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE_SIGN.encode()],
@@ -139,12 +140,16 @@ class Tokenizer:
 
         Raises ValueError for an id outside the vocabulary.
         """
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """The text of ids in UTF-8; a character may begin in one id and end in another."""
         ids = [int(id) for id in ids]
         if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
             raise ValueError(
                 f"ids from {min(ids)} to {max(ids)} are not all in the vocabulary, 0 to {self.vocab_size - 1}"
             )
-        return b"".join(self._texts[id] for id in ids).decode("utf-8", errors="replace")
+        return b"".join(self._texts[id] for id in ids)
 
     def _text_of(self, id: int) -> bytes:
         if self._processor.is_control(id) or self._processor.is_unknown(id):

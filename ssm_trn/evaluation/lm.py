@@ -1,8 +1,8 @@
 """A LanguageModel as lm-eval sees it.
 
 A context is read once: the requests that share it (the choices of a question; all sentences of a test without contexts)
-continue from copies of the state after it. Rows of different length stand in one batch, padded on the right and masked,
-and a masked run equals the run without its masked steps: so no score depends on the batch or on the order.
+continue from copies of the state after it. Rows of different length stand in one batch, padded and masked, and a masked
+run equals the run without its masked steps: so no score depends on the batch or on the order.
 
 Where lm-eval's own models leave a choice, this one follows them: how a request is split into context and continuation,
 how rolling windows are cut, and that a context that is too long loses its beginning, BOS included. Unlike theirs, it
@@ -26,16 +26,21 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
 from tqdm import tqdm
 
-from ssm_trn.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, Tokenizer
+from ssm_trn.data.tokenizer import BOS_ID, EOS_ID, Tokenizer
 from ssm_trn.evaluation.runs import data_settings
 from ssm_trn.evaluation.scoring import log_probabilities
+from ssm_trn.generation.loop import Generation, padded, prefill, unless_full
+from ssm_trn.generation.sampling import Sampling
+from ssm_trn.generation.text import require_same_vocabulary, stream_text
 from ssm_trn.model import LanguageModel
+from ssm_trn.runtime import available_device
 from ssm_trn.state import map_state
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 DEFAULT_BATCH_SIZE = 16
-_GENERATION_OPTIONS = {"until", "max_gen_toks", "do_sample", "temperature"}
+_SAMPLING_OPTIONS = ("top_k", "top_p", "repetition_penalty")
+_GENERATION_OPTIONS = {"until", "max_gen_toks", "do_sample", "temperature", *_SAMPLING_OPTIONS}
 
 
 @register_model("ssm_trn")
@@ -51,7 +56,7 @@ class HarnessModel(TemplateLM):
         device: such as "cpu" or "cuda:0"; by default a GPU where there is one. Where a GPU is named and there is none
             (lm-eval's command line names cuda:0 on every machine), the CPU.
         max_batch_size: accepted from lm-eval's command line, and not needed.
-        seed: of sampled generations.
+        seed: of sampled generations; the n-th request of a call has seed + n.
 
     Raises:
         FileNotFoundError: if the folder holds no trained model.
@@ -73,7 +78,7 @@ class HarnessModel(TemplateLM):
         if unknown:
             known = [name for name in signature(HarnessModel).parameters if name != "unknown"]
             raise ValueError(f"the model 'ssm_trn' has no argument '{min(unknown)}': it takes {', '.join(known)}")
-        self._device = _available(device)
+        self._device = available_device(device)
         if isinstance(pretrained, str | PathLike):
             folder = Path(pretrained)
             pretrained = LanguageModel.from_pretrained(folder)
@@ -81,11 +86,7 @@ class HarnessModel(TemplateLM):
             max_length = data_settings(folder).get("block_length") if max_length is None else max_length
         if tokenizer is None:
             raise ValueError("a LanguageModel comes without a tokenizer: pass tokenizer=, or the path of a run folder")
-        if pretrained.config.vocab_size != tokenizer.vocab_size:
-            raise ValueError(
-                f"the model has {pretrained.config.vocab_size} tokens, the tokenizer {tokenizer.vocab_size}: "
-                "they are not of one run"
-            )
+        require_same_vocabulary(pretrained, tokenizer)
         self.model = pretrained.to(self._device).eval()
         self.tokenizer = tokenizer
         self.batch_size = _batch_size(batch_size)
@@ -94,7 +95,7 @@ class HarnessModel(TemplateLM):
         self.max_length = int(max_length)
         if self.max_length < 2:
             raise ValueError(f"max_length is {self.max_length}; it must be at least 2: a token and its context")
-        self._generator = torch.Generator(self._device).manual_seed(seed)
+        self._seed = int(seed)
 
     @property
     def eot_token_id(self) -> int:
@@ -181,19 +182,18 @@ class HarnessModel(TemplateLM):
 
     def _read(self, contexts: Sequence[Sequence[int]], room: int):
         """The state after each of B contexts, with room for more tokens, and the last features [B, d_model]."""
-        tokens, mask = self._pad(contexts)  # [B, T]
-        state = self.model.init_state(len(contexts), tokens.shape[1] + room)
-        features, state = self.model.features(tokens, state, mask=_unless_full(mask))  # [B, T, d_model]
-        return state, features[torch.arange(len(contexts), device=self._device), mask.sum(1) - 1]
+        state = self.model.init_state(len(contexts), max(map(len, contexts)) + room)
+        last, state = prefill(self.model, contexts, state)
+        return state, last
 
     def _continue(self, state, last: Tensor, rows: Tensor, continuations: list[list[int]]) -> list[tuple[float, bool]]:
         """Scores of N continuations, the n-th from row rows[n] of the state and of the last features [B, d_model]."""
-        targets, mask = self._pad(continuations)  # [N, T]
+        targets, mask = padded(continuations, self._device)  # [N, T]
         features = last[rows, None]  # [N, 1, d_model]
         if targets.shape[1] > 1:
             # A row's last token is only predicted, never read; the step that would read it is masked.
             inputs, real = targets[:, :-1], mask[:, 1:]
-            new, _ = self.model.features(inputs, map_state(lambda x: x[rows], state), mask=_unless_full(real))
+            new, _ = self.model.features(inputs, map_state(lambda x: x[rows], state), mask=unless_full(real))
             features = torch.cat([features, new], 1)  # [N, T, d_model]
         score, greedy = log_probabilities(self.model, features[mask], targets[mask])
         scores = torch.zeros(mask.shape, dtype=torch.float64, device=self._device)
@@ -206,7 +206,8 @@ class HarnessModel(TemplateLM):
     def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
         """For each request (context, options): what follows, up to EOS, a stop string or the most tokens asked for.
 
-        Options: until, max_gen_toks, do_sample, temperature. A context keeps its last max_length - max_gen_toks tokens.
+        Options: until, max_gen_toks, do_sample, temperature, top_k, top_p, repetition_penalty. A context keeps its last
+        max_length - max_gen_toks tokens.
         """
         alike = defaultdict(list)  # requests by their options
         for index, request in enumerate(requests):
@@ -218,7 +219,8 @@ class HarnessModel(TemplateLM):
                 room = self.max_length - options["max_gen_toks"]
                 prompts = {index: self.tok_encode(requests[index].args[0])[-room:] for index in indices}
                 for batch in _batches(sorted(indices, key=lambda index: -len(prompts[index])), self.batch_size):
-                    for index, text in zip(batch, self._generate([prompts[i] for i in batch], options), strict=True):
+                    texts = self._generate([prompts[i] for i in batch], [self._seed + i for i in batch], options)
+                    for index, text in zip(batch, texts, strict=True):
                         answers[index] = text
                         self.cache_hook.add_partial("generate_until", requests[index].args, text)
                     progress.update(len(batch))
@@ -238,51 +240,27 @@ class HarnessModel(TemplateLM):
             )
         return options
 
-    def _generate(self, prompts: list[list[int]], options: dict) -> list[str]:
-        """What follows each prompt: the prompts in one pass, then one step a token for all rows that are not done."""
-        temperature = options.get("temperature", 1.0) if options["do_sample"] else 0.0
-        state, last = self._read(prompts, options["max_gen_toks"])
-        generated: list[list[int]] = [[] for _ in prompts]
+    def _generate(self, prompts: list[list[int]], seeds: list[int], options: dict) -> list[str]:
+        """What follows each prompt."""
+        generation = Generation(
+            self.model,
+            prompts,
+            options["max_gen_toks"],
+            sampling=_sampling(options),
+            stop_tokens=[EOS_ID],
+            seed=seeds,
+        )
         texts = [""] * len(prompts)
-        running = set(range(len(prompts)))
-        while True:
-            chosen = self._choose(self.model.logits(last), temperature)  # [B]
-            for row, token in enumerate(chosen.tolist()):
-                if row in running:
-                    generated[row].append(token)
-                    texts[row], stopped = _cut(self.tokenizer.decode(generated[row]), options["until"])
-                    if stopped or token == EOS_ID or len(generated[row]) == options["max_gen_toks"]:
-                        running.remove(row)
-            if not running:
-                return texts
-            features, state = self.model.features(chosen[:, None], state)
-            last = features[:, 0]
-
-    def _choose(self, logits: Tensor, temperature: float) -> Tensor:
-        """A next token [B] for logits [B, V]: the likeliest, or one drawn at a temperature above 0."""
-        if not temperature:
-            return logits.argmax(1)
-        weights = (logits.float() / temperature).softmax(1)
-        return torch.multinomial(weights, 1, generator=self._generator)[:, 0]
-
-    def _pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Rows of tokens as int64 [B, T], padded on the right, and the mask [B, T] of real ones."""
-        lengths = torch.tensor([len(row) for row in rows], device=self._device)
-        tokens = torch.full((len(rows), int(lengths.max())), PAD_ID, device=self._device)
-        mask = torch.arange(tokens.shape[1], device=self._device) < lengths[:, None]
-        tokens[mask] = torch.tensor([token for row in rows for token in row], device=self._device)
-        return tokens, mask
+        for pieces in stream_text(generation, self.tokenizer, list(filter(None, options["until"]))):
+            texts = [text + (piece or "") for text, piece in zip(texts, pieces, strict=True)]
+        return texts
 
 
-def _unless_full(mask: Tensor) -> Tensor | None:
-    """No mask where nothing is masked: attention has a faster form for that."""
-    return None if bool(mask.all()) else mask
-
-
-def _cut(text: str, until: list[str]) -> tuple[str, bool]:
-    """The text before the first stop string, and whether there was one."""
-    ends = [text.find(stop) for stop in until if stop and stop in text]
-    return (text[: min(ends)], True) if ends else (text, False)
+def _sampling(options: dict) -> Sampling:
+    """The options as lm-eval's other models read them: without do_sample the likeliest token; top_k 0 is none."""
+    temperature = float(options.get("temperature", 1.0)) if options["do_sample"] else 0.0
+    given = {name: options[name] for name in _SAMPLING_OPTIONS if options.get(name)}
+    return Sampling(temperature, **given)
 
 
 def _batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
@@ -296,18 +274,3 @@ def _batch_size(value: int | str | None) -> int:
     if not str(value).isdecimal() or int(value) < 1:
         raise ValueError(f"batch_size is '{value}'; it must be 'auto' or a number of at least 1")
     return int(value)
-
-
-def _available(device: str | torch.device | None) -> torch.device:
-    try:
-        wanted = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError as error:
-        raise ValueError(f"'{device}' names no device: choose cpu, or a GPU such as cuda:0") from error
-    if wanted.type == "cuda" and not torch.cuda.is_available():
-        logger.warning("there is no %s on this machine: evaluating on the CPU", wanted)
-        return torch.device("cpu")
-    try:
-        torch.empty(1, device=wanted).tolist()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"there is no device '{device}' on this machine: choose cpu, or a GPU it has") from error
-    return wanted

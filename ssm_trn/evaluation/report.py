@@ -105,7 +105,8 @@ def _layers(config: dict) -> str:
     names = []
     for layer in config["layers"]:
         options = {name: value for name, value in layer.items() if name not in ("mixer", "feed_forward")}
-        shown = ", ".join(f"{name} {value}" for name, value in options.items() if value is not None)
+        set_ones = {name: value for name, value in options.items() if value is not None and value is not False}
+        shown = ", ".join(f"{name} {value}" for name, value in set_ones.items())
         names.append(
             f"{layer['mixer']} ({shown})" + (" without feed-forward" if layer["feed_forward"] == "none" else "")
         )

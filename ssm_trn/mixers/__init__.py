@@ -28,12 +28,14 @@ def get(name: str) -> type[Mixer]:
     if name not in _MIXERS:
         _import_own()
     if name not in _MIXERS:
-        raise ValueError(f"unknown mixer '{name}': choose one of {', '.join(sorted(_MIXERS))}")
+        raise ValueError(
+            f"unknown mixer '{name}': choose one of {', '.join(sorted(_MIXERS))}, or name its module in SSM_TRN_MIXERS"
+        )
     return _MIXERS[name]
 
 
 def _import_own() -> None:
-    for module in filter(None, os.environ.get("SSM_TRN_MIXERS", "").split(",")):
+    for module in filter(None, map(str.strip, os.environ.get("SSM_TRN_MIXERS", "").split(","))):
         try:
             import_module(module)  # it registers its mixers; a second import does nothing
         except ModuleNotFoundError as error:
@@ -45,4 +47,25 @@ def names() -> list[str]:
 
 
 # They register themselves.
-from ssm_trn.mixers import attention, deltanet, gated_deltanet, gla, kda, mamba, mamba2, retnet  # noqa: E402, F401
+from ssm_trn.mixers import (  # noqa: E402, F401
+    attention,
+    based,
+    deltanet,
+    deltaproduct,
+    gated_deltanet,
+    gla,
+    hgrn2,
+    hyena,
+    kda,
+    linear_attention,
+    lru,
+    mamba,
+    mamba2,
+    mamba3,
+    mlstm,
+    retnet,
+    rg_lru,
+    rwkv6,
+    rwkv7,
+    s4d,
+)

@@ -62,7 +62,12 @@ def empty_memory(shape: Sequence[int], device, dtype: torch.dtype) -> Tensor:
 def init_time_step_(dt_bias: Tensor, shortest: float = 1e-3, longest: float = 1e-1) -> None:
     """Fills dt_bias so that softplus(dt_bias) is log-uniform in [shortest, longest] (Gu and Dao 2023, section 3.6)."""
     dt = torch.empty_like(dt_bias).uniform_(math.log(shortest), math.log(longest)).exp()
-    dt_bias.data.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
+    dt_bias.data.copy_(inverse_softplus(dt))
+
+
+def inverse_softplus(x: Tensor) -> Tensor:
+    """log(exp(x) - 1), for x > 0."""
+    return x + torch.log(-torch.expm1(-x))
 
 
 def init_decay_rate_(A_log: Tensor, slowest: float = 1.0, fastest: float = 16.0) -> None:

@@ -12,7 +12,6 @@ H  n_heads (of values), Hk  n_key_heads, K  head_dim (of keys), V  value_head_di
 """
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
 
 from ssm_trn import ops
@@ -30,10 +29,13 @@ class DeltaNet(Mixer):
     value_head_dim: V; head_dim by default.
     conv_width: steps that the convolution sees.
     negative_eigenvalues: beta in [0, 2] instead of [0, 1]; the state transition then has eigenvalues down to -1.
+    norm_eps: epsilon of the norm of the output.
 
     Its descendants add a decay and an output gate: `add_gates` makes their parameters, `log_decay` and `gated` use
-    them.
+    them. Those that write more than once a token set `n_writes` and take the writes apart in `recur`.
     """
+
+    n_writes = 1
 
     def __init__(
         self,
@@ -44,21 +46,22 @@ class DeltaNet(Mixer):
         value_head_dim: int | None = None,
         conv_width: int = 4,
         negative_eigenvalues: bool = False,
+        norm_eps: float = 1e-5,
     ):
         super().__init__()
         require_positive(n_key_heads=n_key_heads, value_head_dim=value_head_dim, conv_width=conv_width)
         self.n_heads, self.head_dim = heads_of(d_model, n_heads, head_dim)
-        n_key_heads = n_key_heads or self.n_heads
+        self.n_key_heads = n_key_heads = n_key_heads or self.n_heads
         if self.n_heads % n_key_heads:
             raise ValueError(f"n_heads {self.n_heads} is not a multiple of n_key_heads {n_key_heads}")
         self.value_head_dim = value_head_dim or self.head_dim
         self.beta_range = 2.0 if negative_eigenvalues else 1.0
         key_width, value_width = n_key_heads * self.head_dim, self.n_heads * self.value_head_dim
-        self.convolved_splits = [key_width, key_width, value_width]
-        self.splits = [sum(self.convolved_splits), self.n_heads, *self.add_gates()]
+        self.convolved_splits = [key_width, self.n_writes * key_width, self.n_writes * value_width]
+        self.splits = [sum(self.convolved_splits), self.n_writes * self.n_heads, *self.add_gates()]
         self.in_proj = nn.Linear(d_model, sum(self.splits), bias=False)
         self.conv = ShortConv(sum(self.convolved_splits), conv_width, bias=False)
-        self.norm = RMSNorm(self.value_head_dim)
+        self.norm = RMSNorm(self.value_head_dim, norm_eps)
         self.out_proj = nn.Linear(value_width, d_model, bias=False)
 
     def add_gates(self) -> list[int]:
@@ -73,18 +76,24 @@ class DeltaNet(Mixer):
         """The normalised output y [B, T, H, V] behind its gate."""
         return y
 
+    def recur(self, q, k, v, beta, log_decay, reset, memory):
+        """The delta rule over all tokens; q [B, T, Hk, K], and k, v, beta with as many heads for each of the writes."""
+        scale = self.head_dim**-0.5
+        return ops.delta_rule(q, k, v, beta, log_decay, reset=reset, state=memory, scale=scale)
+
     def forward(self, x, state=None, mask=None, reset=None):
+        batch, length, _ = x.shape
         tail, memory = state if state is not None else (None, None)
-        convolved, b, *gates = self.in_proj(x).split(self.splits, dim=-1)
+        convolved, b, *gates = self.in_proj(x).split_with_sizes(self.splits, dim=-1)
         convolved, tail = self.conv(convolved, tail, mask, reset)
-        q, k, v = convolved.split(self.convolved_splits, dim=-1)
-        q, k = (unit_length(rearrange(part, "b t (h k) -> b t h k", k=self.head_dim)) for part in (q, k))
-        v = rearrange(v, "b t (h v) -> b t h v", v=self.value_head_dim)
-        beta = self.beta_range * torch.sigmoid(widened(b))  # [B, T, H]
+        q, k, v = convolved.split_with_sizes(self.convolved_splits, dim=-1)
+        q, k = (unit_length(part.view(batch, length, -1, self.head_dim)) for part in (q, k))  # [B, T, Hk, K]
+        v = v.view(batch, length, -1, self.value_head_dim)  # [B, T, H, V]
+        beta = self.beta_range * torch.sigmoid(widened(b))  # [B, T, writes H]
         beta, log_decay, reset = ops.pass_through(mask, beta, self.log_decay(*gates), reset)
-        y, memory = ops.delta_rule(q, k, v, beta, log_decay, reset=reset, state=memory, scale=self.head_dim**-0.5)
+        y, memory = self.recur(q, k, v, beta, log_decay, reset, memory)
         y = self.gated(self.norm(y), *gates)
-        return self.out_proj(rearrange(y, "b t h v -> b t (h v)")), (tail, memory)
+        return self.out_proj(y.flatten(2)), (tail, memory)
 
     def init_state(self, batch, max_length, device, dtype):
         shape = (batch, self.n_heads, self.head_dim, self.value_head_dim)

@@ -13,7 +13,6 @@ H  n_heads, K  head_dim (of keys), V  value_head_dim, R  gate_rank, tau  gate_te
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import nn
 
 from ssm_trn import ops
@@ -58,14 +57,15 @@ class GatedLinearAttention(Mixer):
         nn.init.zeros_(self.gate_bias)
 
     def forward(self, x, state=None, mask=None, reset=None):
+        batch, length, _ = x.shape
         (memory,) = state if state is not None else (None,)
-        q, k, v, z, a = self.in_proj(x).split(self.splits, dim=-1)
+        q, k, v, z, a = self.in_proj(x).split_with_sizes(self.splits, dim=-1)
         log_decay = F.logsigmoid(self.decay_proj(a) + self.gate_bias) / self.gate_temperature
-        q, k, log_decay = (rearrange(part, "b t (h k) -> b t h k", k=self.head_dim) for part in (q, k, log_decay))
-        v, z = (rearrange(part, "b t (h v) -> b t h v", v=self.value_head_dim) for part in (v, z))
+        q, k, log_decay = (part.view(batch, length, -1, self.head_dim) for part in (q, k, log_decay))  # [B, T, H, K]
+        v, z = (part.view(batch, length, -1, self.value_head_dim) for part in (v, z))  # [B, T, H, V]
         k, v, log_decay, reset = ops.pass_through(mask, k, v, log_decay, reset)
         y, memory = ops.linear_attention(q, k, v, log_decay, reset=reset, state=memory, scale=self.head_dim**-0.5)
-        return self.out_proj(rearrange(self.norm(y) * F.silu(z), "b t h v -> b t (h v)")), (memory,)
+        return self.out_proj((self.norm(y) * F.silu(z)).flatten(2)), (memory,)
 
     def init_state(self, batch, max_length, device, dtype):
         shape = (batch, self.n_heads, self.head_dim, self.value_head_dim)

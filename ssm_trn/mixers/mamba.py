@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ssm_trn import ops
-from ssm_trn.layers import ShortConv
+from ssm_trn.layers import ShortConv, widened
 from ssm_trn.mixers import register
 from ssm_trn.mixers.base import Mixer, empty_memory, init_time_step_, require_positive, width_of
 
@@ -29,6 +29,8 @@ class Mamba(Mixer):
     dt_rank: R, rank of the map to the step lengths; d_model / 16 rounded up by default.
     conv_width: steps that the convolution sees.
     negative_eigenvalues: decay 2 exp(-dt_t exp(A_log)) - 1, in [-1, 1] (Grazzi et al. 2024, arXiv:2411.12537).
+    bcdt_norm_eps: if given, W_low u, B and C pass RMS norms without weights, with this epsilon, as in Falcon Mamba
+        (Zuo et al. 2024, arXiv:2410.05355).
     """
 
     def __init__(
@@ -39,11 +41,15 @@ class Mamba(Mixer):
         dt_rank: int | None = None,
         conv_width: int = 4,
         negative_eigenvalues: bool = False,
+        bcdt_norm_eps: float | None = None,
     ):
         super().__init__()
-        require_positive(d_state=d_state, expand=expand, dt_rank=dt_rank, conv_width=conv_width)
+        require_positive(
+            d_state=d_state, expand=expand, dt_rank=dt_rank, conv_width=conv_width, bcdt_norm_eps=bcdt_norm_eps
+        )
         width, dt_rank = width_of(d_model, expand), dt_rank or -(-d_model // 16)
-        self.negative_eigenvalues = negative_eigenvalues
+        self.width, self.dt_rank = width, dt_rank
+        self.negative_eigenvalues, self.bcdt_norm_eps = negative_eigenvalues, bcdt_norm_eps
         self.splits = [dt_rank, d_state, d_state]
         self.in_proj = nn.Linear(d_model, 2 * width, bias=False)
         self.conv = ShortConv(width, conv_width)
@@ -65,17 +71,21 @@ class Mamba(Mixer):
 
     def forward(self, x, state=None, mask=None, reset=None):
         tail, memory = state if state is not None else (None, None)
-        u, z = self.in_proj(x).chunk(2, dim=-1)
+        u, z = self.in_proj(x).split_with_sizes(2 * [self.width], dim=-1)
         u, tail = self.conv(u, tail, mask, reset)
-        dt, B, C = self.x_proj(u).split(self.splits, dim=-1)
+        dt, B, C = self.x_proj(u).split_with_sizes(self.splits, dim=-1)
+        if self.bcdt_norm_eps is not None:
+            dt, B, C = (
+                F.rms_norm(widened(part), part.shape[-1:], eps=self.bcdt_norm_eps).to(part.dtype) for part in (dt, B, C)
+            )
         dt = F.softplus(self.dt_proj(dt) + self.dt_bias)  # [B, T, width]
         dt, reset = ops.pass_through(mask, dt, reset)  # a step of length 0 neither decays nor writes
         y, memory = ops.selective_scan(
             u,
             dt,
             -self.A_log.exp(),
-            B[:, :, None],
-            C[:, :, None],
+            B.unsqueeze(2),
+            C.unsqueeze(2),
             self.D,
             negative_eigenvalues=self.negative_eigenvalues,
             reset=reset,

@@ -16,13 +16,13 @@ import math
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor, nn
 
 from ssm_trn import ops
 from ssm_trn.layers import RMSNorm, ShortConv
 from ssm_trn.mixers import register
 from ssm_trn.mixers.base import Mixer, empty_memory, init_decay_rate_, init_time_step_, require_positive, width_of
+from ssm_trn.ops.contexts import cast
 
 
 @register("mamba2")
@@ -35,6 +35,7 @@ class Mamba2(Mixer):
     conv_width: steps that the convolution sees.
     norm_before_gate: RMSNorm(y) * silu(z) instead of RMSNorm(y * silu(z)).
     negative_eigenvalues: a decay in [-1, 1] instead of [0, 1].
+    norm_eps: epsilon of the norm of the output.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Mamba2(Mixer):
         conv_width: int = 4,
         norm_before_gate: bool = False,
         negative_eigenvalues: bool = False,
+        norm_eps: float = 1e-5,
     ):
         super().__init__()
         require_positive(d_state=d_state, expand=expand, head_dim=head_dim, n_groups=n_groups, conv_width=conv_width)
@@ -68,7 +70,7 @@ class Mamba2(Mixer):
         self.A_log = nn.Parameter(torch.empty(self.n_heads))
         self.dt_bias = nn.Parameter(torch.empty(self.n_heads))
         self.D = nn.Parameter(torch.empty(self.n_heads))
-        self.norm = RMSNorm(width, groups=n_groups)
+        self.norm = RMSNorm(width, norm_eps, groups=n_groups)
         self.out_proj = nn.Linear(width, d_model, bias=False)
 
     def reset_parameters(self) -> None:
@@ -77,22 +79,23 @@ class Mamba2(Mixer):
         nn.init.ones_(self.D)
 
     def forward(self, x, state=None, mask=None, reset=None):
+        batch, length, _ = x.shape
         tail, memory = state if state is not None else (None, None)
-        z, convolved, dt = self.in_proj(x).split(self.splits, dim=-1)
+        z, convolved, dt = self.in_proj(x).split_with_sizes(self.splits, dim=-1)
         convolved, tail = self.conv(convolved, tail, mask, reset)
-        u, B, C = convolved.split(self.convolved_splits, dim=-1)
-        u = rearrange(u, "b t (h p) -> b t h p", p=self.head_dim)
-        B, C = (rearrange(part, "b t (g n) -> b t g n", n=self.d_state) for part in (B, C))
+        u, B, C = convolved.split_with_sizes(self.convolved_splits, dim=-1)
+        u = u.view(batch, length, -1, self.head_dim)  # [B, T, H, P]
+        B, C = (part.view(batch, length, -1, self.d_state) for part in (B, C))  # [B, T, G, N]
         dt = F.softplus(dt + self.dt_bias)  # [B, T, H]
         dt, reset = ops.pass_through(mask, dt, reset)  # a step of length 0 neither decays nor writes
-        v, log_decay = (dt[..., None] * u).to(u.dtype), -dt * self.A_log.exp()
+        v, log_decay = cast(dt[..., None] * u, u.dtype), -dt * self.A_log.exp()
         if self.negative_eigenvalues:
             log_decay, sign = signed_decay(log_decay)
             y, memory = ops.linear_attention(C, B, sign[..., None] * v, log_decay, reset=reset, state=memory)
             y, memory = sign[..., None] * y, sign[:, -1, :, None, None] * memory
         else:
             y, memory = ops.linear_attention(C, B, v, log_decay, reset=reset, state=memory)
-        y = rearrange(y + (self.D[:, None] * u).to(u.dtype), "b t h p -> b t (h p)")
+        y = cast(torch.addcmul(y, u, self.D[:, None]), u.dtype).flatten(2)
         y = self.norm(y) * F.silu(z) if self.norm_before_gate else self.norm(y * F.silu(z))
         return self.out_proj(y), (tail, memory)
 

@@ -15,7 +15,6 @@ H  n_heads, K  head_dim (of keys), V  value_head_dim
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import nn
 
 from ssm_trn import ops
@@ -55,17 +54,18 @@ class RetNet(Mixer):
         self.out_proj = nn.Linear(value_width, d_model, bias=False)
 
     def forward(self, x, state=None, mask=None, reset=None):
+        batch, length, _ = x.shape
         (memory,) = state if state is not None else (None,)
-        q, k, v, z = self.in_proj(x).split(self.splits, dim=-1)
-        q, k, v = (rearrange(part, "b t (h k) -> b t h k", h=self.n_heads) for part in (q, k, v))
+        q, k, v, z = self.in_proj(x).split_with_sizes(self.splits, dim=-1)
+        q, k, v = (part.view(batch, length, self.n_heads, -1) for part in (q, k, v))  # [B, T, H, K or V]
         # Rather than S at every step, turn q and k by their distance from where S was, and S once, at the end.
-        real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+        real = torch.ones(batch, length, dtype=torch.bool, device=x.device) if mask is None else mask
         steps = real.cumsum(1)  # [B, T]
         q, k = rotate(q, steps, THETA), rotate(k, steps, THETA)
-        k, v, log_decay, reset = ops.pass_through(mask, k, v, self.log_decay(*x.shape[:2]), reset)
+        k, v, log_decay, reset = ops.pass_through(mask, k, v, self.log_decay(batch, length), reset)
         y, memory = ops.linear_attention(q, k, v, log_decay, reset=reset, state=memory, scale=self.head_dim**-0.5)
         memory = rotate(memory.permute(0, 3, 1, 2), -steps[:, -1:], THETA).permute(0, 2, 3, 1)
-        return self.out_proj(self.norm(rearrange(y, "b t h v -> b t (h v)")) * F.silu(z)), (memory,)
+        return self.out_proj(self.norm(y.flatten(2)) * F.silu(z)), (memory,)
 
     def log_decay(self, batch: int, length: int):
         """log gamma, [B, T, H]."""

@@ -8,6 +8,7 @@ from ssm_trn.ops.attention import attention
 from ssm_trn.ops.backends import use_backend
 from ssm_trn.ops.delta_rule import delta_rule
 from ssm_trn.ops.linear_attention import linear_attention
+from ssm_trn.ops.long_conv import long_conv
 from ssm_trn.ops.masking import pass_through
 from ssm_trn.ops.packing import resets_from
 from ssm_trn.ops.selective_scan import selective_scan
@@ -17,6 +18,7 @@ __all__ = [
     "attention",
     "delta_rule",
     "linear_attention",
+    "long_conv",
     "pass_through",
     "resets_from",
     "selective_scan",

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+from torch import Tensor
 
 
 @contextmanager
@@ -24,4 +25,11 @@ def one_thread() -> Iterator[None]:
 def full_precision(device: torch.device) -> AbstractContextManager:
     """No autocast inside an op: it would round the state to bfloat16."""
     # The meta device, on which models are counted and planned, knows no autocast.
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x.to(dtype) without the call where x has that dtype: a decode step is so short that these calls show."""
+    return x if x.dtype == dtype else x.to(dtype)

@@ -15,9 +15,9 @@ reads along another, and writes apart from that: S_t = exp(g_t) S_{t-1} - a_t (b
 import torch
 from torch import Tensor
 
-from ssm_trn.ops.backends import select
+from ssm_trn.ops.backends import find_kernel, select
 from ssm_trn.ops.chunks import ChannelDecays, HeadDecays, cut, decay_of, fold_reset
-from ssm_trn.ops.contexts import full_precision, one_thread
+from ssm_trn.ops.contexts import cast, full_precision, one_thread
 
 # On a CPU 16 and 64 are a few percent slower and 128 a quarter: larger chunks do more work, smaller ones more steps.
 CHUNK_SIZE = 32
@@ -69,24 +69,28 @@ def delta_rule(
         raise ValueError("delta_rule takes either beta or erase=(a, b): give exactly one of them")
     _check(q, k, v, beta, log_decay, erase, reset, state, chunk_size)
     batch, length, heads, values = v.shape
+    arguments = {"q": q, "k": k, "v": v, "beta": beta, "log_decay": log_decay, "erase": erase}
+    arguments |= {"reset": reset, "state": state}
+    if length > 1 and (kernel := find_kernel("delta_rule", arguments)):
+        return kernel(**arguments, scale=scale)
     dtype = torch.promote_types(v.dtype, torch.float32)
     with full_precision(v.device):
         q, k = (_for_each_head(x, heads) for x in (q, k))
         if log_decay is None:
             log_decay = v.new_zeros(batch, length, heads, dtype=dtype)
-        log_decay = fold_reset(log_decay.to(dtype), reset)
+        log_decay = fold_reset(cast(log_decay, dtype), reset)
         if log_decay.dim() == 3:
             log_decay = log_decay[..., None]  # [B, T, H, 1 or K]
-        correction = [x.to(dtype) for x in correction]
+        correction = [cast(x, dtype) for x in correction]
         if erase is not None and reset is not None:  # b reads the state before it decays, so a reset must reach it too
             correction[1] = correction[1].masked_fill(reset[..., None, None], 0)
         if state is None:
             state = v.new_zeros(batch, heads, q.shape[-1], values, dtype=dtype)
         form = select("delta_rule", {"reference": reference, "torch": chunked})
         if length == 1:  # a decode step needs no chunk
-            form = reference
-        out, state = form(q, k, v, log_decay, correction, state.to(dtype), scale, chunk_size or CHUNK_SIZE)
-    return out.to(v.dtype), state
+            form = single
+        out, state = form(q, k, v, log_decay, correction, cast(state, dtype), scale, chunk_size or CHUNK_SIZE)
+    return cast(out, v.dtype), state
 
 
 def _check(q, k, v, beta, log_decay, erase, reset, state, chunk_size) -> None:
@@ -115,7 +119,7 @@ def _check(q, k, v, beta, log_decay, erase, reset, state, chunk_size) -> None:
 
 def _for_each_head(x: Tensor, heads: int) -> Tensor:
     """[B, T, Hk, K] -> [B, T, H, K]"""
-    return x[:, :, :, None].expand(-1, -1, -1, heads // x.shape[2], -1).flatten(2, 3)
+    return x if x.shape[2] == heads else x[:, :, :, None].expand(-1, -1, -1, heads // x.shape[2], -1).flatten(2, 3)
 
 
 def reference(
@@ -139,15 +143,28 @@ def reference(
     rows = v[..., None, :].unbind(1)  # [B, H, 1, V] for each step
     outputs = []
     for v_t, q_t, k_t, decay_t, *correction_t in zip(rows, *columns, strict=True):
-        if len(correction_t) == 1:
-            (beta_t,) = correction_t
-            state = decay_t * state
-            state = state + k_t * (beta_t * (v_t - k_t.mT @ state))
-        else:
-            a_t, b_t = correction_t
-            state = decay_t * state - a_t * (b_t.mT @ state) + k_t * v_t
-        outputs.append(q_t.mT @ state)
+        out_t, state = _step(q_t, k_t, v_t, decay_t, correction_t, state)
+        outputs.append(out_t)
     return scale * torch.stack(outputs, 1).squeeze(-2), state
+
+
+def _step(q, k, v, decay, correction, state: Tensor) -> tuple[Tensor, Tensor]:
+    """One step of the recurrence: q, k, correction [..., H, K or 1, 1], decay [..., H, 1 or K, 1], v [..., H, 1, V]."""
+    decayed = decay * state  # [..., H, K, V]
+    if len(correction) == 1:
+        (beta,) = correction
+        state = torch.addcmul(decayed, k, beta * (v - k.mT @ decayed))
+    else:
+        a, b = correction
+        state = torch.addcmul(decayed, a, b.mT @ state, value=-1).addcmul_(k, v)
+    return q.mT @ state, state
+
+
+def single(q, k, v, log_decay, correction, state: Tensor, scale: float, chunk_size: int) -> tuple[Tensor, Tensor]:
+    """`reference` for T = 1, without the loop around the step."""
+    q, k, decay, *correction = (cast(x, state.dtype)[..., None] for x in (q, k, log_decay.exp(), *correction))
+    out, state = _step(q, k, cast(v, state.dtype)[..., None, :], decay, correction, state.unsqueeze(1))
+    return (scale * out).squeeze(-2), state.squeeze(1)  # [B, 1, H, V], [B, H, K, V]
 
 
 # The chunked form (DeltaNet, section 3; Gated DeltaNet, section 3.3). Both rules are one, with a reader r, a writer w:

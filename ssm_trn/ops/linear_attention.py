@@ -16,9 +16,9 @@ state before it decays, and weighs the present token apart:
 import torch
 from torch import Tensor
 
-from ssm_trn.ops.backends import select
+from ssm_trn.ops.backends import find_kernel, select
 from ssm_trn.ops.chunks import ChannelDecays, HeadDecays, cut, decay_of, fold_reset
-from ssm_trn.ops.contexts import full_precision
+from ssm_trn.ops.contexts import cast, full_precision
 
 # Of 16, 32, 64 and 128 the best on a CPU: larger ones do more work per step, smaller ones more steps.
 CHUNK_SIZE = 64
@@ -58,6 +58,9 @@ def linear_attention(
     """
     _check(q, k, v, log_decay, bonus, reset, state, chunk_size)
     batch, length, heads, values = v.shape
+    arguments = {"q": q, "k": k, "v": v, "log_decay": log_decay, "bonus": bonus, "reset": reset, "state": state}
+    if length > 1 and (kernel := find_kernel("linear_attention", arguments)):
+        return kernel(**arguments, scale=scale)
     dtype = torch.promote_types(v.dtype, torch.float32)
     if log_decay is None:
         log_decay = v.new_zeros(batch, length, heads, dtype=dtype)
@@ -67,7 +70,7 @@ def linear_attention(
     if length == 1:  # a decode step needs no chunk
         form = single
     with full_precision(v.device):
-        return form(q, k, v, log_decay.to(dtype), bonus, reset, state.to(dtype), scale, chunk_size)
+        return form(q, k, v, cast(log_decay, dtype), bonus, reset, cast(state, dtype), scale, chunk_size)
 
 
 def _check(q, k, v, log_decay, bonus, reset, state, chunk_size) -> None:
@@ -123,27 +126,26 @@ def reference(
 
 
 def _step(q, k, v, decay, bonus, reset, state: Tensor) -> tuple[Tensor, Tensor]:
-    """One step of the recurrence: q, k [B, H or 1, K], v [B, H, V], decay [B, H, 1 or K], reset bool [B] or None."""
+    """One step of the recurrence: q, k [..., H or 1, K], v [..., H, V], decay [..., H, 1 or K], reset bool [...]."""
     if reset is not None:
-        state = state.masked_fill(reset[:, None, None, None], 0)
-    written = k[..., None] * v[..., None, :]  # [B, H, K, V]
+        state = state.masked_fill(reset[..., None, None, None], 0)
     before = state
-    state = torch.addcmul(written, decay[..., None], state)
-    seen = state if bonus is None else before + bonus[..., None] * written
+    state = (decay[..., None] * state).addcmul_(k[..., None], v[..., None, :])
+    seen = state if bonus is None else torch.addcmul(before, (bonus * k)[..., None], v[..., None, :])
     return (q[..., None, :] @ seen).squeeze(-2), state
 
 
 def single(q, k, v, log_decay, bonus, reset, state, scale: float, chunk_size) -> tuple[Tensor, Tensor]:
     """`reference` for T = 1, without the loop around the step."""
     heads, groups = v.shape[2], q.shape[2]
-    q, k = (x[:, 0].to(state.dtype) for x in (q, k))
-    if groups > 1:  # a single group broadcasts as it is
-        q, k = (x.repeat_interleave(heads // groups, 1) for x in (q, k))  # [B, H, K]
-    decay = log_decay[:, 0].exp()
-    decay = decay if decay.dim() == 3 else decay[..., None]  # [B, H, 1 or K]
-    reset = None if reset is None else reset[:, 0]
-    out, state = _step(q, k, v[:, 0].to(state.dtype), decay, bonus, reset, state)
-    return (scale * out)[:, None].to(v.dtype), state
+    if 1 < groups < heads:  # a single group broadcasts as it is
+        q, k = (x.repeat_interleave(heads // groups, 2) for x in (q, k))
+    q, k, values = (cast(x, state.dtype) for x in (q, k, v))
+    decay = log_decay.exp()
+    decay = decay if decay.dim() == 4 else decay[..., None]  # [B, 1, H, 1 or K]
+    out, state = _step(q, k, values, decay, bonus, reset, state.unsqueeze(1))
+    out = out if scale == 1 else scale * out
+    return cast(out, v.dtype), state.squeeze(1)  # [B, 1, H, V], [B, H, K, V]
 
 
 # The chunked form (Mamba-2, section 6; GLA, section 4). With D_ts = exp(g_{s+1} + ... + g_t), a chunk after S has
@@ -205,8 +207,7 @@ def _attend(
     final = _grouped_state(state, groups)
     for span in _spans(v):
         chunks = _Chunks(q[:, span], k[:, span], v[:, span], log_decay[:, span], scale, state.dtype, keep=False)
-        result, final = chunks.forward(final, entering[:, span] if keep else None)
-        _grouped(out[:, span], groups).copy_(result)
+        final = chunks.forward(final, entering[:, span] if keep else None, _grouped(out[:, span], groups))
     return out.flatten(1, 2)[:, :length].contiguous(), _flat_state(final), entering
 
 
@@ -314,8 +315,8 @@ class _Chunks:
     def values(self, x: Tensor) -> Tensor:
         return _grouped(x, self.groups).to(self.dtype).contiguous()
 
-    def forward(self, state: Tensor, entering: Tensor | None) -> tuple[Tensor, Tensor]:
-        """o and the state after the last chunk; writes the states that enter the chunks to `entering`, if given."""
+    def forward(self, state: Tensor, entering: Tensor | None, out: Tensor) -> Tensor:
+        """The state after the last chunk; writes o to `out`, and the states that enter the chunks to `entering`."""
         w, v = self.weights, self.v
         writes = _as_values(w.writer.mT @ _times(v, w.end).flatten(-2), v)
         if entering is None:
@@ -323,9 +324,12 @@ class _Chunks:
         entering[:, 0] = state
         for n in range(1, v.shape[1]):
             torch.addcmul(writes[:, n - 1], w.total[:, n - 1], entering[:, n - 1], out=entering[:, n])
-        out = _times(_as_values(w.reader @ entering.flatten(-2), v), w.start)
-        out += (w.mix @ v.transpose(3, 4)).transpose(3, 4)
-        return out, torch.addcmul(writes[:, -1], w.total[:, -1], entering[:, -1])
+        read, mixed = _as_values(w.reader @ entering.flatten(-2), v), (w.mix @ v.transpose(3, 4)).transpose(3, 4)
+        if w.start is None:
+            torch.add(read, mixed, out=out)
+        else:
+            torch.addcmul(mixed, read, w.start, out=out)
+        return torch.addcmul(writes[:, -1], w.total[:, -1], entering[:, -1])
 
     def backward(self, grad_out: Tensor, grad_state: Tensor, entering: Tensor) -> tuple[Tensor, ...]:
         """The gradients of q, k, v, log_decay, each like values with their own groups and heads, and of the state."""
@@ -333,9 +337,10 @@ class _Chunks:
         grad_read = _times(grad_out, w.start).flatten(-2)
         grad_entering = _as_values(w.reader.mT @ grad_read, v)
         grad_writes = torch.empty_like(grad_entering)
-        for n in reversed(range(v.shape[1])):
-            grad_writes[:, n] = grad_state
-            grad_state = torch.addcmul(grad_entering[:, n], w.total[:, n], grad_state)
+        grad_writes[:, -1] = grad_state
+        for n in reversed(range(1, v.shape[1])):
+            torch.addcmul(grad_entering[:, n], w.total[:, n], grad_writes[:, n], out=grad_writes[:, n - 1])
+        grad_state = torch.addcmul(grad_entering[:, 0], w.total[:, 0], grad_writes[:, 0])
         entering_flat, grad_writes_flat = entering.flatten(-2), grad_writes.flatten(-2)
         grad_reader = grad_read @ entering_flat.mT
         grad_writer = _times(v, w.end).flatten(-2) @ grad_writes_flat.mT
@@ -348,9 +353,9 @@ class _Chunks:
             grad_start, grad_end = read.sum(-1, keepdim=True), (grad_v * v).sum(-1, keepdim=True)
         grad_total = grad_writes.mul_(entering).sum(-1, keepdim=True) * w.total  # [B, N, G, K, R, 1]
 
-        grad_heads = grad_out.transpose(3, 4).contiguous()  # [B, N, G, R, C, V]
+        grad_heads, heads = (x.transpose(3, 4).contiguous() for x in (grad_out, v))  # [B, N, G, R, C, V]
         grad_v += (w.mix.mT @ grad_heads).transpose(3, 4)
-        grad_mix = grad_heads @ v.transpose(3, 4).mT
+        grad_mix = grad_heads @ heads.mT
         grad_q, grad_k, grad_decay = w.backward(grad_mix, grad_reader, grad_writer, grad_start, grad_end, grad_total)
         return (grad_q * self.scale)[..., None, :], grad_k[..., None, :], grad_v, grad_decay, grad_state
 

@@ -1,4 +1,4 @@
-"""How a mixer makes the recurrence pass over masked steps (padding)."""
+"""How masked steps (padding) are passed over: recurrences let the state through, convolutions delete the steps."""
 
 import torch
 from torch import Tensor
@@ -28,3 +28,12 @@ def pass_through(mask: Tensor | None, *tensors: Tensor | None) -> tuple[Tensor |
     return tuple(
         t if t is None else t.masked_fill(padding.reshape(*mask.shape, *(1,) * (t.dim() - 2)), 0) for t in tensors
     )
+
+
+def delete_masked(x: Tensor, reset: Tensor | None, mask: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Moves the real steps of each row to its front, in order; and says where each step went [B, T]."""
+    order = torch.argsort(~mask, dim=1, stable=True)  # [B, T]
+    x = x.masked_fill(~mask[..., None], 0).gather(1, order[..., None].expand_as(x))
+    if reset is not None:
+        reset = (reset & mask).gather(1, order)
+    return x, reset, (mask.cumsum(1) - 1).clamp(min=0)

@@ -6,14 +6,15 @@ The last tap belongs to the current step, as in `torch.nn.Conv1d` with its input
 tail: the last W - 1 inputs, oldest first.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssm_trn.ops.backends import select
-from ssm_trn.ops.contexts import one_thread
+from ssm_trn.ops.backends import find_kernel, select
+from ssm_trn.ops.contexts import cast, one_thread
+from ssm_trn.ops.masking import delete_masked
 
 
 def short_conv(
@@ -48,16 +49,22 @@ def short_conv(
     _check(x, weight, bias, mask, reset, state, activation)
     (batch, length, channels), taps = x.shape, weight.shape[1]
     if mask is not None:
-        x, reset, place = _delete_masked(x, reset, mask)
-    tail = x.new_zeros(batch, taps - 1, channels) if state is None else state.to(x.dtype)
+        x, reset, place = delete_masked(x, reset, mask)
+    tail = x.new_zeros(batch, taps - 1, channels) if state is None else cast(state, x.dtype)
     history = torch.cat([tail, x], 1)  # [B, W - 1 + T, D]
     age = None if reset is None else _steps_since_reset(reset)
     dtype = torch.promote_types(x.dtype, torch.float32)
-    bias = weight.new_zeros(channels) if bias is None else bias
+    filters = cast(weight, dtype).t()  # [W, D]
+    silu = activation == "silu"
+    arguments = {"x": x, "weight": weight, "bias": bias, "state": tail, "age": age, "silu": silu}
     form = select("short_conv", {"reference": reference, "torch": blocked})
     if length == 1:  # a decode step needs no blocks
-        form = single
-    y = form(history, weight.T.to(dtype).contiguous(), bias.to(dtype), age, activation == "silu")
+        y = single(history, filters, bias, age, silu)
+    elif kernel := find_kernel("short_conv", arguments):
+        y = kernel(**arguments)
+    else:
+        bias = filters.new_zeros(channels) if bias is None else bias.to(dtype)
+        y = form(history, filters.contiguous(), bias, age, silu)
     if mask is not None:
         y = y.gather(1, place[..., None].expand_as(y))
     return y, _last_inputs(history, taps - 1, mask, age)
@@ -76,22 +83,23 @@ def reference(history: Tensor, weight: Tensor, bias: Tensor, age: Tensor | None,
     for t in range(len(inputs) - taps + 1):
         window = torch.stack(inputs[t : t + taps], 1)  # [B, W, D]
         outputs.append(_step(window, weight, bias, None if age is None else age[:, t]))
-    z = torch.stack(outputs, 1)  # [B, T, D]
+    z = torch.cat(outputs, 1)  # [B, T, D]
     return (F.silu(z) if silu else z).to(history.dtype)
 
 
-def _step(window: Tensor, weight: Tensor, bias: Tensor, age: Tensor | None) -> Tensor:
-    """The filter at one step: window [B, W, D], age [B] -> [B, D]."""
+def _step(window: Tensor, weight: Tensor, bias: Tensor | None, age: Tensor | None) -> Tensor:
+    """The filter at one step: window [B, W, D], age [B] -> [B, 1, D]."""
     if age is not None:
         lags = torch.arange(len(weight) - 1, -1, -1, device=window.device)
         window = torch.where((lags <= age[:, None])[..., None], window, 0)
-    return bias + (weight * window).sum(1)
+    z = (window * weight).sum(1, keepdim=True)
+    return z if bias is None else z + bias
 
 
-def single(history: Tensor, weight: Tensor, bias: Tensor, age: Tensor | None, silu: bool) -> Tensor:
+def single(history: Tensor, weight: Tensor, bias: Tensor | None, age: Tensor | None, silu: bool) -> Tensor:
     """`reference` for T = 1, without the loop around the step."""
-    z = _step(history.to(weight.dtype), weight, bias, None if age is None else age[:, 0])[:, None]
-    return (F.silu(z) if silu else z).to(history.dtype)
+    z = _step(cast(history, weight.dtype), weight, bias, None if age is None else age[:, 0])
+    return cast(F.silu(z) if silu else z, history.dtype)
 
 
 # The form that runs: for each tap one multiplication and addition over many steps at once. Time stays before channels,
@@ -103,9 +111,9 @@ def single(history: Tensor, weight: Tensor, bias: Tensor, age: Tensor | None, si
 @one_thread()
 def blocked(history: Tensor, weight: Tensor, bias: Tensor, age: Tensor | None, silu: bool) -> Tensor:
     """The same as `reference`, block by block and tap by tap."""
-    y = _new_output(history, weight)
+    y, weights = _new_output(history, weight), weight.unbind()
     for block in _blocks(y):
-        z = _filter(_taps(block, history, weight, age), weight, bias)
+        z = _filter(_taps(block, history, weights, age), weights, bias)
         y[block] = F.silu(z, inplace=True) if silu else z
     return y
 
@@ -120,17 +128,22 @@ def _(history, weight, bias, age, silu):
 def _blocked_backward(
     grad_y: Tensor, history: Tensor, weight: Tensor, bias: Tensor, age: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grad_history = history.new_zeros(history.shape, dtype=weight.dtype)
+    grad_history, weights = torch.empty_like(history, dtype=weight.dtype), weight.unbind()
+    grad_history[:, : len(weights) - 1] = 0
     grad_weight, grad_bias = torch.zeros_like(weight), torch.zeros_like(bias)
     for rows, times in _blocks(grad_y):
-        taps = _taps((rows, times), history, weight, age)
+        taps = _taps((rows, times), history, weights, age)
         grad_z = grad_y[rows, times].to(weight.dtype)  # [R, Q, D]
         if silu:
-            grad_z = torch.ops.aten.silu_backward(grad_z, _filter(taps, weight, bias))
+            grad_z = torch.ops.aten.silu_backward(grad_z, _filter(taps, weights, bias))
         grad_bias += grad_z.sum((0, 1))
-        for tap, (x, valid) in enumerate(taps):
+        for tap, (x, valid) in reversed(list(enumerate(taps))):
             grad_tap = grad_z if valid is None else grad_z * valid
-            grad_history[rows, times.start + tap : times.stop + tap].addcmul_(grad_tap, weight[tap])
+            grad_x = grad_history[rows, times.start + tap : times.stop + tap]
+            if tap == len(taps) - 1:  # the one that reads what no earlier block has read
+                torch.mul(grad_tap, weights[tap], out=grad_x)
+            else:
+                grad_x.addcmul_(grad_tap, weights[tap])
             grad_weight[tap] += (grad_tap * x).sum((0, 1))
     return grad_history.to(history.dtype), grad_weight, grad_bias
 
@@ -169,41 +182,33 @@ def _blocks(y: Tensor) -> Iterator[tuple[slice, slice]]:
 
 
 def _taps(
-    block: tuple[slice, slice], history: Tensor, weight: Tensor, age: Tensor | None
+    block: tuple[slice, slice], history: Tensor, weights: Sequence[Tensor], age: Tensor | None
 ) -> list[tuple[Tensor, Tensor | None]]:
     """For each tap, oldest first: what it reads in the block [R, Q, D], and 1 where it does not read across a reset and
     0 where it does [R, Q, 1] (None without resets)."""
     rows, times = block
-    window = history[rows, times.start : times.stop + len(weight) - 1].to(weight.dtype)  # [R, Q + W - 1, D]
+    window = history[rows, times.start : times.stop + len(weights) - 1].to(weights[0].dtype)  # [R, Q + W - 1, D]
     steps, taps = times.stop - times.start, []
-    for tap in range(len(weight)):
-        lag = len(weight) - 1 - tap
+    for tap, weight in enumerate(weights):
+        lag = len(weights) - 1 - tap
         valid = None if age is None or lag == 0 else (age[block] >= lag)[..., None].to(weight.dtype)
         taps.append((window[:, tap : tap + steps], valid))
     return taps
 
 
-def _filter(taps: list[tuple[Tensor, Tensor | None]], weight: Tensor, bias: Tensor) -> Tensor:
+def _filter(taps: list[tuple[Tensor, Tensor | None]], weights: Sequence[Tensor], bias: Tensor) -> Tensor:
     """z of a block [R, Q, D]."""
-    z = bias.expand(taps[0][0].shape).clone(memory_format=torch.contiguous_format)  # never bias itself
-    for (x, valid), weight_of_tap in zip(taps, weight, strict=True):
-        z.addcmul_(x if valid is None else x * valid, weight_of_tap)
+    inputs = [x if valid is None else x * valid for x, valid in taps]
+    z = torch.addcmul(bias, inputs[0], weights[0])
+    for x, weight in zip(inputs[1:], weights[1:], strict=True):
+        z.addcmul_(x, weight)
     return z
 
 
 def _steps_since_reset(reset: Tensor) -> Tensor:
-    """bool [B, T] -> int64 [B, T]: 0 at a reset, and as good as infinite before the first one."""
-    steps = torch.arange(reset.shape[1], device=reset.device)
+    """bool [B, T] -> int32 [B, T]: 0 at a reset, and as good as infinite before the first one."""
+    steps = torch.arange(reset.shape[1], device=reset.device, dtype=torch.int32)  # XLA has no cummax of int64
     return steps - torch.where(reset, steps, -(2**30)).cummax(1).values
-
-
-def _delete_masked(x: Tensor, reset: Tensor | None, mask: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Moves the real steps of each row to its front, in order; and says where each step went [B, T]."""
-    order = torch.argsort(~mask, dim=1, stable=True)  # [B, T]
-    x = x.masked_fill(~mask[..., None], 0).gather(1, order[..., None].expand_as(x))
-    if reset is not None:
-        reset = (reset & mask).gather(1, order)
-    return x, reset, (mask.cumsum(1) - 1).clamp(min=0)
 
 
 def _last_inputs(history: Tensor, count: int, mask: Tensor | None, age: Tensor | None) -> Tensor:
@@ -214,7 +219,7 @@ def _last_inputs(history: Tensor, count: int, mask: Tensor | None, age: Tensor |
     first = history.shape[1] - count
     masked = 0 if mask is None else (~mask).sum(1, keepdim=True)  # [B, 1]
     if mask is None:
-        tail = history[:, first:].clone()  # a view would keep the whole history alive
+        tail = history[:, first:].clone()  # a view would keep the history alive, and has strides of its own
     else:
         index = torch.arange(first, first + count, device=history.device) - masked  # [B, count]
         tail = history.gather(1, index[..., None].expand(-1, -1, history.shape[2]))

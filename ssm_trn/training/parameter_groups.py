@@ -6,15 +6,15 @@ from torch import nn
 
 # Decay rates, skip weights and step-size biases of the recurrences, whatever their shape: pulled to zero they would
 # change the memory of the model, not its size.
-_NEVER_DECAYED = ("A_log", "D", "dt_bias", "bias")
+_NEVER_DECAYED = ("A_log", "A_imag", "D", "dt_bias", "bias")
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, decay_embeddings: bool = False) -> list[dict[str, Any]]:
     """Two groups for a PyTorch optimizer: what is decayed, and what is not.
 
-    Not decayed are one-dimensional parameters (norms and biases among them), `A_log`, `D` and `dt_bias` of any shape,
-    every parameter with an attribute `no_weight_decay = True`, and embeddings (a head tied to one included) unless
-    `decay_embeddings` says otherwise. Frozen parameters are in neither group.
+    Not decayed are one-dimensional parameters (norms and biases among them), `A_log`, `A_imag`, `D` and `dt_bias`
+    of any shape, every parameter with an attribute `no_weight_decay = True`, and embeddings (a head tied to one
+    included) unless `decay_embeddings` says otherwise. Frozen parameters are in neither group.
 
     The parameters come with their names, which the optimizer keeps as `param_names` and saves with its state.
     """

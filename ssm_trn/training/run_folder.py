@@ -10,7 +10,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
 from ssm_trn.data.token_file import META_FILE, TOKENIZER_FILE
+from ssm_trn.data.tokenizer import Tokenizer
 from ssm_trn.files import replacing
+from ssm_trn.interop.tokenizer import export_tokenizer
 from ssm_trn.training.metrics_file import MetricsFile
 
 _NEEDED = {"pytorch-lightning_version", "global_step", "state_dict"}
@@ -53,7 +55,8 @@ class RunFolder(Callback):
 
     At the start, metrics.csv loses the rows of steps that the checkpoint does not know: a killed run had got further
     than its last checkpoint and does those steps again. At the end the last checkpoint is that of the last step, and
-    the model is written for use without Lightning: config.json, model.safetensors, tokenizer.model and meta.json.
+    the model is written for use without Lightning: config.json, model.safetensors, tokenizer.model and meta.json, and
+    the tokenizer once more for transformers.
     """
 
     def __init__(self, folder: str | Path):
@@ -88,3 +91,4 @@ class RunFolder(Callback):
         for name in (TOKENIZER_FILE, META_FILE):
             with replacing(self.folder / name) as unfinished:
                 shutil.copyfile(data_folder / name, unfinished)
+        export_tokenizer(Tokenizer.load(self.folder / TOKENIZER_FILE), self.folder)

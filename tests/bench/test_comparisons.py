@@ -7,16 +7,16 @@ from ssm_trn.bench import step
 from ssm_trn.bench.measure import LARGEST_DIFFERENCE, largest_difference
 from ssm_trn.bench.ops import OPS
 from ssm_trn.bench.step import STEPS, model_config
-from ssm_trn.config import ModelConfig
+from ssm_trn.config import LayerConfig, ModelConfig
 
 PEERS = {"recurrent loop": None, "F.conv1d": None, "mambapy": "mambapy", "transformers": "transformers"}
-PEERS["Llama"] = "transformers"
+PEERS |= {"Llama": "transformers", "mlstm_kernels": "mlstm_kernels"}
 
 
 def require(comparison):
     for target in comparison.targets:
         if library := PEERS[target.peer]:
-            pytest.importorskip(library, reason=f"needs {library}, of '.[dev]'")
+            pytest.importorskip(library, reason=f"needs {library}")
 
 
 def results_of(sides):
@@ -36,8 +36,9 @@ def test_ops_agree_with_their_peers_in_outputs_and_gradients(name):
 def small_models(monkeypatch):
     """Models of two layers in place of those with 10 million parameters, and short decoding."""
 
-    def small(name):
-        return ModelConfig(64, 64, [{"mixer": name, "feed_forward": model_config(name).layers[0].feed_forward}] * 2)
+    def small(mixer, feed_forward=True):
+        feed_forward = "swiglu" if feed_forward else "none"
+        return ModelConfig(64, 64, [{"mixer": mixer, "feed_forward": feed_forward}] * 2)
 
     monkeypatch.setattr(step, "model_config", small)
     monkeypatch.setattr(step, "VOCABULARY", 64)
@@ -64,7 +65,7 @@ def test_models_run_beside_their_peers_and_twins_agree(name, small_models):
 def test_twins_train_alike(small_models):
     pytest.importorskip("transformers", reason="needs transformers, of '.[dev]'")
     torch.manual_seed(0)
-    peer, ours = step.twins(step.model_config("mamba2"))
+    peer, ours = step.twins(step.model_config("mamba2", feed_forward=False))
     tokens = torch.randint(64, (1, 71))
     before = ours(tokens[:, :-1])[0]
     sides = {
@@ -80,12 +81,19 @@ def test_twins_train_alike(small_models):
 def test_peers_decode_from_the_same_place_again(small_models):
     pytest.importorskip("transformers", reason="needs transformers, of '.[dev]'")
     torch.manual_seed(0)
-    sides = step.decode_beside_llama(("mamba",), 20)
+    sides = step.decode_beside_llama(("Mamba, with feed-forward",), 20)
     first, second = results_of(sides), results_of(sides)
     for name in sides:
         assert torch.equal(first[name][0], second[name][0])
 
 
-def test_models_have_the_same_size():
-    counts = {name: model_config(name).parameter_count() for name in ("attention", *step.NAMES)}
-    assert all(abs(count / step.PARAMETERS - 1) < 0.02 for count in counts.values())
+def test_models_have_the_same_size_to_within_a_percent():
+    models = [("attention", True), *step.RIVALS.values()]
+    counts = [model_config(*model).parameter_count() for model in models]
+    assert all(abs(count / step.PARAMETERS - 1) < 0.01 for count in counts)
+
+
+def test_the_block_with_feed_forward_is_what_a_mixer_by_its_name_gives():
+    for title, (mixer, feed_forward) in step.RIVALS.items():
+        layers = model_config(mixer, feed_forward).layers
+        assert ("with feed-forward" in title) == feed_forward == (layers[0] == LayerConfig.of(mixer))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ssm_trn.bench.measure import OURS, Comparison, Side, Target, largest_difference, measure, peak_growth
+from ssm_trn.bench.ops import OPS
 from ssm_trn.timing import take_turns
 
 
@@ -85,6 +86,13 @@ def test_a_missing_library_costs_only_its_row():
 
     (row,) = measure(dataclasses.replace(COMPARISON, build=build))
     assert "no_such_library" in row["not_measured"] and "ratio" not in row
+    assert row["not_measured"].endswith("the extra 'dev' brings it")
+
+
+def test_a_library_outside_the_extras_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlstm_kernels", None)
+    (row,) = measure(dataclasses.replace(OPS["mlstm"], length=64))
+    assert "pip install --no-deps mlstm_kernels" in row["not_measured"] and "'dev'" not in row["not_measured"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

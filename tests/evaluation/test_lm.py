@@ -215,6 +215,21 @@ def test_sampling_is_seeded_and_follows_the_temperature(tokenizer):
 
     assert sample(0, temperature=1.0) == sample(0, do_sample=True) != sample(1, temperature=1.0)
     assert sample(0, temperature=1e-3) == sample(1, temperature=1e-3) == sample(0) == sample(1, do_sample=False)
+    assert sample(0, temperature=9.0, top_k=1) == sample(1, temperature=9.0, top_p=1e-3) == sample(0)
+    assert sample(0, temperature=9.0, top_k=0, top_p=1.0) == sample(0, temperature=9.0) != sample(0)
+    assert sample(0, temperature=1.0, repetition_penalty=9.0) != sample(0, temperature=1.0)
+
+
+def test_samples_do_not_depend_on_the_batch(tokenizer):
+    size = tokenizer.vocab_size
+    table = torch.randn(size, size, generator=torch.Generator().manual_seed(0))
+    asked = [(context, {"max_gen_toks": 12, "temperature": 1.0}) for context in ("a", "a", "the nation", "", "a")]
+
+    def sample(batch_size):
+        lm = HarnessModel(BigramModel(table), tokenizer, batch_size=batch_size, max_length=MAX_LENGTH)
+        return lm.generate_until(requests(asked), disable_tqdm=True)
+
+    assert sample(1) == sample(2) == sample(5) and len(set(sample(1))) == 5
 
 
 def test_lm_eval_makes_it_from_a_run_folder(tokenizer, tmp_path):
@@ -267,5 +282,7 @@ def test_wrong_input_is_told_in_a_sentence(tokenizer, tmp_path):
         score(lm, [("free", "")])
     with pytest.raises(ValueError, match="leaves no room"):
         lm.generate_until(requests([("free", {"max_gen_toks": MAX_LENGTH})]), disable_tqdm=True)
-    with pytest.raises(ValueError, match="knows no top_p"):
-        lm.generate_until(requests([("free", {"top_p": 0.9})]), disable_tqdm=True)
+    with pytest.raises(ValueError, match="knows no num_beams"):
+        lm.generate_until(requests([("free", {"num_beams": 4})]), disable_tqdm=True)
+    with pytest.raises(ValueError, match="top_p is 2"):
+        lm.generate_until(requests([("free", {"do_sample": True, "top_p": 2})]), disable_tqdm=True)

@@ -58,6 +58,28 @@ def test_step_by_step_equals_one_pass_with_steps_of_one_shape(case):
         assert [part.shape for part in state] == shapes
 
 
+@every_case
+def test_step_by_step_equals_one_pass_in_bfloat16(case):
+    mixer, x = make(case, torch.float32).bfloat16(), activations(2, 20, dtype=torch.bfloat16)
+    expected, _ = mixer(x)
+    y, _ = in_pieces(mixer, x, range(21), mixer.init_state(2, 20, "cpu", x.dtype))
+    assert y.dtype == torch.bfloat16
+    assert ((y - expected).norm() / expected.norm()) < 1e-2
+
+
+@every_case
+def test_a_step_leaves_the_state_that_it_starts_from_as_it_was(case):
+    if case.split("-")[0] == "attention":
+        pytest.skip("a cache is written in place")
+    mixer, x = make(case), activations(2, 7)
+    with torch.inference_mode():
+        _, state = mixer(x[:, :6])
+        before = map_state(torch.clone, state)
+        first, _ = mixer(x[:, 6:], state)
+        assert all(torch.equal(one, other) for one, other in zip(state, before, strict=True))
+        assert torch.equal(mixer(x[:, 6:], state)[0], first)
+
+
 def masks(length):
     generator = torch.Generator().manual_seed(3)
     left = torch.arange(length).expand(2, -1) >= torch.tensor([[4], [0]])

@@ -11,6 +11,17 @@
     deltanet        loop (section 2.2)                              the mixer, both ranges of beta
     gated_deltanet  transformers' Qwen3-Next, OLMo Hybrid           whole models: grouped heads, both ranges of beta
     kda             transformers' Kimi Linear                       whole model
+    linear_attention, based  all pairs of tokens (equation 8)       the mixer
+    hgrn2           loop (section 3)                                the mixer, with and without lower bound
+    deltaproduct    loop (section 3)                                the mixer, both ranges of beta, gated
+    rg_lru          transformers' RecurrentGemma                    the mixer
+    rwkv6, rwkv7    loop (sections 4.2 and 4.1)                     the mixer
+    mamba3          loop (proposition 1, in complex numbers)        the mixer, 1 and 2 groups
+    lru             loop (equations 2 to 7, in complex numbers)     the mixer
+    s4d             loop (equations 1 and 2)                        the mixer, three initial A
+    hyena           its matrices, multiplied out (section 3)        the mixer
+    mlstm           transformers' xLSTM                             the mixer
+                    loop (equations 19 to 27)                       the mixer, gates without soft cap
 
 Whole models (witnesses.py) also prove the order of a block, its norms, the feed-forward layer and the head. The loops
 run in float64, on rows without their padding.
@@ -24,7 +35,9 @@ import torch.nn.functional as F
 
 from ssm_trn import mixers, ops
 
+from . import witnesses_convolution, witnesses_linear, witnesses_rwkv_mamba3
 from .cases import activations, make
+from .loops import convolved, rms_norm, unit
 from .witnesses import VOCABULARY, WITNESSES, import_transformers
 
 TOLERANCE = 1e-4
@@ -60,20 +73,6 @@ def test_models_equal_those_of_transformers(name, padded, length):
         expected, cache = witness.logits(theirs, part, mask[:, :last], cache)
         logits, state = ours(part, state, real if padded else None)
         assert error(logits[real], expected[real]) < TOLERANCE
-
-
-def convolved(weight, x):
-    """silu of the causal convolution of x [T, C] with weight [C, W]."""
-    width, padded = weight.shape[1], F.pad(x, (0, 0, weight.shape[1] - 1, 0))
-    return F.silu(sum(weight[:, i] * padded[i : i + len(x)] for i in range(width)))
-
-
-def unit(x):
-    return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
-
-
-def rms_norm(x, weight):
-    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
 
 
 def retnet_loop(mixer, w, x):
@@ -145,6 +144,9 @@ LOOPS = {  # by case of cases.py
     "deltanet-negative": deltanet_loop,
     "mamba2-groups": mamba2_loop,
     "mamba2-negative": mamba2_loop,
+    **witnesses_linear.LOOPS,
+    **witnesses_rwkv_mamba3.LOOPS,
+    **witnesses_convolution.LOOPS,
 }
 
 

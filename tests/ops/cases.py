@@ -144,6 +144,10 @@ def _short_conv(taps: int, bias: bool):
     return make
 
 
+def _long_conv(normal, length: int, s: Sizes) -> Inputs:
+    return {"x": normal(s.batch, length, s.keys), "kernel": normal(340, s.keys) / 8}
+
+
 def _attention(normal, length: int, s: Sizes, groups: bool = False) -> Inputs:
     key_heads = s.heads // 2 if groups else s.heads
     return {
@@ -157,11 +161,12 @@ def _grouped_attention(normal, length: int, s: Sizes) -> Inputs:
     return _attention(normal, length, s, groups=True)
 
 
-LINEAR, DELTA, SCAN, CONV, ATTENTION = (
+LINEAR, DELTA, SCAN, CONV, LONG_CONV, ATTENTION = (
     ops.linear_attention,
     ops.delta_rule,
     ops.selective_scan,
     ops.short_conv,
+    ops.long_conv,
     ops.attention,
 )
 SCAN_WEIGHTS = ("A", "D")
@@ -195,6 +200,7 @@ CASES = (
     Case("short_conv", _short_conv(4, bias=False), CONV, {}, CONV_WEIGHTS),
     Case("short_conv-bias-silu", _short_conv(3, bias=True), CONV, {"activation": "silu"}, CONV_WEIGHTS),
     Case("short_conv-one-tap", _short_conv(1, bias=True), CONV, {}, CONV_WEIGHTS),
+    Case("long_conv", _long_conv, LONG_CONV, {}, ("kernel",)),
     Case("attention", _attention, ATTENTION),
     Case("attention-groups", _grouped_attention, ATTENTION, {"scale": 0.3}),
     Case("attention-window", _attention, ATTENTION, {"window": 9}),

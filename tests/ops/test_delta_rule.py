@@ -213,12 +213,13 @@ def test_a_single_step_needs_no_chunk(monkeypatch):
 def test_the_state_is_float32_under_bfloat16_and_autocast(case):
     _, (state,) = case(case.inputs(70, torch.bfloat16))
     assert state.dtype == torch.float32
-    inputs = case.inputs(70, torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        out, (state,) = case(inputs)
-    expected, (expected_state,) = case(inputs)
-    assert torch.equal(out, expected)
-    assert torch.equal(state, expected_state)
+    for length in (1, 70):
+        inputs = case.inputs(length, torch.float32)
+        with torch.autocast("cpu", torch.bfloat16):
+            out, (state,) = case(inputs)
+        expected, (expected_state,) = case(inputs)
+        assert torch.equal(out, expected)
+        assert torch.equal(state, expected_state)
 
 
 @pytest.mark.parametrize(

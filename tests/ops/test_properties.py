@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from ssm_trn import ops
-from tests.ops.cases import ATTENTION, CASES, CONV, DELTA, LINEAR, SCAN, Case, Inputs, Sizes, State
+from ssm_trn.ops.backends import select
+from tests.ops.cases import ATTENTION, CASES, CONV, DELTA, LINEAR, LONG_CONV, SCAN, Case, Inputs, Sizes, State
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 EXACT = 1e-10  # in float64: two ways through the same sums
@@ -17,7 +18,7 @@ every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """||actual - expected|| / ||expected||; absolute where nothing is expected."""
     assert actual.shape == expected.shape
-    actual, expected = wide(actual), wide(expected)
+    actual, expected = (x.to(torch.complex128 if x.is_complex() else torch.float64) for x in (actual, expected))
     norm = torch.linalg.vector_norm(expected).item()
     return torch.linalg.vector_norm(actual - expected).item() / (norm or 1.0)
 
@@ -47,7 +48,7 @@ def each(function, tensors):
 
 
 def assert_same_state(case: Case, actual: State, expected: State, tolerance: float):
-    if case.op is ATTENTION:  # slots of a cache may differ that nobody sees
+    if case.op in (ATTENTION, LONG_CONV):  # slots of a cache may differ that nobody sees
         more = case.inputs(3, seed=9, sizes=Sizes(batch=len(actual[0])))
         actual, expected = ([case(more, each(wide, state))[0]] for state in (actual, expected))
     for one, two in zip(actual, expected, strict=True):
@@ -201,6 +202,21 @@ def test_gradcheck(case, with_state, of):
 
 
 @every_case
+def test_gradcheck_of_a_single_step(case):
+    """It has code of its own."""
+    sizes = Sizes(batch=2, heads=2, keys=4, values=3)
+    inputs, state = each(leaf, case.inputs(1, sizes=sizes)), each(leaf, case.state(sizes=sizes))
+    reset, names = torch.tensor([[True], [False]]), list(inputs)
+
+    def function(*tensors):
+        new, rest = dict(zip(names, tensors, strict=False)), list(tensors[len(names) :])
+        out, final = case(new, tuple(rest.pop(0) if is_number(x) else x for x in state), reset=reset)
+        return out, *numbers(final)
+
+    assert torch.autograd.gradcheck(function, (*inputs.values(), *numbers(state)), fast_mode=True)
+
+
+@every_case
 @pytest.mark.parametrize("keys", [1, 3, 60, 100])
 def test_odd_sizes_inside_poisoned_buffers(case, keys):
     """Inputs are slices of buffers of NaN: whoever reads past an edge, or assumes contiguity, shows it."""
@@ -228,6 +244,7 @@ COMPILED = (
     "selective_scan-groups-skip",
     "selective_scan-complex-fixed",
     "short_conv-bias-silu",
+    "long_conv",
     "attention-groups-window",
 )
 
@@ -303,22 +320,21 @@ def test_one_strong_decay_erases_what_came_before(case, log_decay):
 
 
 def test_the_backend_is_chosen_by_name():
-    case = next(case for case in CASES if case.op is LINEAR)
-    inputs = case.inputs(3)
-    with pytest.raises(ValueError, match="unknown backend 'cuda': choose one of reference, torch, nki, fla"):
+    """The kernels' in tests/ops/test_nki.py."""
+    forms = {"reference": "loop", "torch": "chunks"}
+    with pytest.raises(ValueError, match="unknown backend 'cuda': choose one of reference, torch, nki"):
         ops.use_backend("cuda").__enter__()
-    for backend in ("nki", "fla"):
-        with ops.use_backend(backend), pytest.raises(ValueError, match=f"linear_attention has no '{backend}' form"):
-            case(inputs)
-    with ops.use_backend("nki"):
-        with ops.use_backend("reference"):
-            case(inputs)
-        with pytest.raises(ValueError, match="'nki'"):  # the inner choice ends with its block
-            case(inputs)
-    case(inputs)
+    with pytest.raises(ValueError, match="no op has an 'fla' form yet: use torch, which runs on a GPU too"):
+        ops.use_backend("fla").__enter__()
+    assert select("linear_attention", forms) == "chunks"
+    with ops.use_backend("reference"):
+        with ops.use_backend("torch"):
+            assert select("linear_attention", forms) == "chunks"
+        assert select("linear_attention", forms) == "loop"  # the inner choice ends with its block
+    assert select("linear_attention", forms) == "chunks"
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.op in (CONV, ATTENTION)], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [c for c in CASES if c.op in (CONV, LONG_CONV, ATTENTION)], ids=lambda case: case.name)
 @pytest.mark.parametrize("length", [1, 9, 150])
 def test_masked_equals_deleted(case, length):
     """Wherever the masked steps stand, whatever they hold, and however the run is split."""

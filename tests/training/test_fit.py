@@ -70,11 +70,14 @@ def test_the_exported_model_is_the_trained_one(undisturbed):
         "checkpoints",
         "config.json",
         "config.yaml",
+        "generation_config.json",
         "meta.json",
         "metrics.csv",
         "model.safetensors",
         "tensorboard",
+        "tokenizer.json",
         "tokenizer.model",
+        "tokenizer_config.json",
     }
 
 

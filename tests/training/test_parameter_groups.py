@@ -53,6 +53,17 @@ def test_all_other_parameters_are_decayed_and_none_twice():
     assert all("norm" not in name and "bias" not in name for name in names(groups, 0.1))
 
 
+def test_gates_and_decays_of_recurrences_are_not_decayed():
+    layers = ["linear_attention", "based", {"mixer": "hgrn2", "lower_bound": 0.5}, "gated_deltaproduct", "rg_lru"]
+    groups = parameter_groups(LanguageModel(ModelConfig(50, 64, layers)), 0.1)
+    kept = {name.partition("mixer.")[2] for name in names(groups, 0.0) if "mixer." in name}
+    assert kept == {
+        *("gamma_logit", "norm.weight"),
+        *("A_log", "dt_bias"),
+        *("Lambda", "in_proj.bias", "conv.bias", "input_gate.bias", "recurrence_gate.bias", "out_proj.bias"),
+    }
+
+
 def test_embeddings_are_decayed_on_request_and_a_separate_head_always():
     assert "embedding.weight" in names(parameter_groups(model(), 0.1, decay_embeddings=True), 0.1)
     untied = parameter_groups(model(tie_embeddings=False), 0.1)

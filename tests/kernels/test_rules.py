@@ -1,0 +1,546 @@
+"""Each rule of the machine, broken: the error names instruction and rule. Beside it, what is just legal."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ssm_nki.simulator import KernelError, Machine, UnsupportedError, generations
+from ssm_nki.simulator import isa as nisa
+from ssm_nki.simulator import language as nl
+from tests.kernels.tiles_of import empty, random, tile
+
+bfloat16 = ml_dtypes.bfloat16
+
+
+def refuses(match):
+    return pytest.raises(KernelError, match=match)
+
+
+def copy(dst, src):
+    nisa.tensor_copy(dst=dst, src=src)
+
+
+def matmul(dst, stationary, moving, **options):
+    nisa.nc_matmul(dst=dst, stationary=stationary, moving=moving, **options)
+
+
+# Partitions and access patterns
+
+
+@pytest.mark.parametrize("buffer", [nl.sbuf, nl.psum])
+def test_128_partitions(generation, buffer):
+    empty((128, 4), buffer)
+    with refuses("129 partitions"):
+        empty((129, 4), buffer)
+    empty((4096, 4), nl.shared_hbm)
+
+
+def test_two_dimensions_on_chip(gen2):
+    with refuses("a partition and a free dimension"):
+        empty((128,))
+    with refuses("sizes of 1 or more"):
+        empty((128, 0))
+
+
+@pytest.mark.parametrize(
+    ("count", "legal"),
+    [(128, [0]), (65, [0]), (64, [0, 64]), (33, [0, 64]), (32, [0, 32, 64, 96]), (1, [0, 32, 64, 96])],
+)
+def test_start_partitions(gen2, count, legal):
+    whole = random((128, 4))
+    for start in range(0, 129 - count):
+        part = whole[start : start + count, 0:4]
+        if start in legal:
+            copy(part, part)
+        else:
+            with refuses(f"tensor_copy: .* starts at partition {start};"):
+                copy(part, part)
+
+
+def test_dma_starts_anywhere(gen2):
+    nisa.dma_copy(dst=empty((128, 4))[7:20, 0:4], src=random((13, 4), nl.shared_hbm))
+
+
+def test_four_free_dimensions(gen2):
+    whole = random((2, 3, 3, 3, 3, 4))
+    copy(empty((2, 162)), whole[0:2, 0:3, 0:3, 0:3, 0:3, 0:2])  # three of them are contiguous
+    part = whole[0:2, 0:2, 0:2, 0:2, 0:2, 0:2]
+    with refuses("5 free dimensions"):
+        copy(empty((2, 32)), part)
+
+
+def test_strides_and_sizes_fit_an_instruction(gen2):
+    wide = random((1, 2, 2**15), dtype=bfloat16)
+    copy(empty((1, 2 * (2**15 - 1)), dtype=bfloat16), random((1, 2, 2**15 - 1), dtype=bfloat16))
+    with refuses("a stride or a size that an instruction cannot hold"):
+        copy(empty((1, 2), dtype=bfloat16), wide[0:1, 0:2, 0:1])
+    with refuses("a stride or a size that an instruction cannot hold"):
+        copy(empty((1, 2**16), dtype=bfloat16), wide)
+
+
+def test_nothing_is_written_through_a_stride_of_zero(gen2):
+    spread = random((4, 8)).ap(pattern=[[8, 4], [0, 3], [1, 8]])
+    copy(empty((4, 24)), spread)
+    with refuses("stride of 0"):
+        copy(spread, random((4, 24)))
+
+
+def test_partitions_have_no_stride(gen2):
+    with refuses("partitions have no stride"):
+        empty((128, 4))[0:128:2, 0:4]
+
+
+# Memory
+
+
+def test_engines_reach_only_their_memories(gen2):
+    hbm, sbuf, psum = empty((4, 4), nl.shared_hbm), random((4, 4)), random((4, 4), nl.psum)
+    nisa.dma_copy(dst=hbm, src=sbuf)
+    with refuses("tensor_copy: .*shared HBM> cannot be read by the vector engine"):
+        copy(sbuf, hbm)
+    with refuses("activation: .*shared HBM> cannot be written by the scalar engine"):
+        nisa.activation(dst=hbm, op=nl.copy, data=sbuf)
+    with refuses("dma_copy: .*PSUM> cannot be read by the dma engine"):
+        nisa.dma_copy(dst=hbm, src=psum)
+    with refuses("iota: .*PSUM> cannot be written by the gpsimd engine"):
+        nisa.iota(dst=psum, pattern=[[1, 4]], offset=0)
+    with refuses("tensor_tensor: .*PSUM> cannot be read by the gpsimd engine"):
+        nisa.tensor_tensor(dst=sbuf, data1=sbuf, data2=psum, op=nl.power)
+    with refuses("nc_matmul: .*SBUF> cannot be written by the tensor engine"):
+        matmul(empty((4, 4)), sbuf, sbuf)
+    with refuses("nc_matmul: .*PSUM> cannot be read by the tensor engine"):
+        matmul(empty((4, 4), nl.psum), psum, sbuf)
+
+
+def test_two_inputs_are_not_both_in_psum(gen2):
+    a, b, out = random((4, 4), nl.psum), random((4, 4), nl.psum), empty((4, 4))
+    with refuses("tensor_tensor: .* both in PSUM"):
+        nisa.tensor_tensor(dst=out, data1=a, data2=b, op=nl.add)
+    with refuses("scalar_tensor_tensor: .* both in PSUM"):
+        nisa.scalar_tensor_tensor(dst=out, data=a, op0=nl.add, operand0=1.0, op1=nl.add, operand1=b)
+    with refuses("tensor_tensor_scan: .* both in PSUM"):
+        nisa.tensor_tensor_scan(dst=out, data0=a, data1=b, initial=0.0, op0=nl.add, op1=nl.add)
+    nisa.tensor_tensor(dst=a, data1=a, data2=random((4, 4)), op=nl.add)
+
+
+@pytest.mark.parametrize(("target", "kib"), [("trn1", 176), ("trn2", 208), ("trn3", 240)])
+def test_room_of_one_tensor(target, kib):
+    with Machine(target).running():
+        empty((128, kib * 256))
+        with refuses(f"{kib * 1024 + 4} bytes in each partition: SBUF has {kib * 1024}"):
+            empty((128, kib * 256 + 1))
+        empty((128, 4096), nl.psum)
+        with refuses("PSUM has 16384"):
+            empty((128, 4097), nl.psum)
+
+
+def kernel_with_tiles(sizes, keep, buffer=nl.sbuf):
+    """Write a tile for each of `sizes` (KiB in each partition); read all at the end, or each at once."""
+
+    def kernel():
+        made = []
+        for size in sizes:
+            made.append(nl.ndarray((128, size * 256), nl.float32, buffer, name=f"tile {size}"))
+            nisa.memset(dst=made[-1], value=0.0)
+            if not keep:
+                copy(made[-1], made[-1])
+        for one in made if keep else []:
+            copy(one, one)
+
+    return kernel
+
+
+def test_room_of_sbuf_over_time():
+    machine = Machine("gen2")
+    machine.run(kernel_with_tiles([50, 60, 66], keep=True))
+    assert machine.trace.peak_sbuf() == 176 * 1024
+    machine.run(kernel_with_tiles([50] * 9, keep=False))  # a tile that is no longer used makes room
+    assert machine.trace.peak_sbuf() == 50 * 1024
+    with refuses("SBUF holds 180224 bytes .* 181248 live at once in 3 tensors; the largest: tile 67 "):
+        machine.run(kernel_with_tiles([50, 60, 67], keep=True))
+
+
+def test_room_of_psum_over_time():
+    machine = Machine("gen2")
+    machine.run(kernel_with_tiles([2] * 8, keep=True, buffer=nl.psum))
+    assert machine.trace.peak_psum_banks() == 8
+    machine.run(kernel_with_tiles([1] * 9, keep=True, buffer=nl.psum))  # two share a bank
+    assert machine.trace.peak_psum_banks() == 5
+    machine.run(kernel_with_tiles([2] * 20, keep=False, buffer=nl.psum))
+    with refuses("PSUM has 8 banks .* no room for tile 2 of 2048 bytes"):
+        machine.run(kernel_with_tiles([2] * 9, keep=True, buffer=nl.psum))
+
+
+def test_uninitialised_memory(generation):
+    half = empty((4, 8))
+    assert np.isnan(half.values).all()
+    nisa.memset(dst=half[0:4, 0:4], value=1.0)
+    copy(empty((4, 4)), half[0:4, 0:4])
+    with refuses("tensor_copy: .*some of its elements were never written"):
+        copy(empty((4, 5)), half[0:4, 0:5])
+
+
+def test_results_are_written_and_in_hbm(gen2):
+    def leaves_a_hole():
+        y = nl.ndarray((4, 4), nl.float32, nl.shared_hbm, name="y")
+        nisa.dma_copy(dst=y[0:3, 0:4], src=random((3, 4)))
+        return y
+
+    with refuses("'y' .* with 4 elements that it never wrote"):
+        Machine("gen2").run(leaves_a_hole)
+    with refuses("returns tensors in HBM"):
+        Machine("gen2").run(lambda: random((4, 4)))
+
+
+# TensorE
+
+
+def test_sizes_of_a_matmul(gen2):
+    a, b = random((64, 128)), random((64, 512))
+    matmul(empty((128, 512), nl.psum), a, b)
+    with refuses("differ in partitions"):
+        matmul(empty((128, 512), nl.psum), a[0:32, 0:128], b)
+    with refuses("stationary has 129 columns"):
+        matmul(empty((128, 512), nl.psum), random((64, 129)), b)
+    with refuses("moving has 513 columns; 512 at most"):
+        matmul(empty((128, 513), nl.psum), a, random((64, 513)))
+    with refuses("its shape must be \\(128, 512\\)"):
+        matmul(empty((128, 256), nl.psum), a, b)
+
+
+def test_gen4_takes_wider_moving_operands():
+    with Machine("gen4").running():
+        matmul(empty((16, 4096), nl.psum), random((8, 16)), random((8, 4096)))
+
+
+def test_types_of_a_matmul(generation):
+    narrow, full, whole = random((8, 8), dtype=bfloat16), random((8, 8)), tile(np.ones((8, 8)), dtype=np.int32)
+    with refuses("bfloat16 with float32"):
+        matmul(empty((8, 8), nl.psum), narrow, full)
+    with refuses("floating-point"):
+        matmul(empty((8, 8), nl.psum), whole, whole)
+    rounded = empty((8, 8), nl.psum, bfloat16)
+    if generation == "gen4":
+        matmul(rounded, narrow, narrow)
+    else:
+        with refuses("must be float32"):
+            matmul(rounded, narrow, narrow)
+
+
+def test_a_product_lies_in_one_bank(gen2):
+    a, b = random((8, 16)), random((8, 64))
+    two_banks = empty((16, 1024), nl.psum)
+    matmul(two_banks[0:16, 448:512], a, b)
+    matmul(two_banks[0:16, 512:576], a, b)
+    with refuses("more than one bank"):
+        matmul(two_banks[0:16, 480:544], a, b)
+
+
+def test_what_may_be_accumulated(generation):
+    a, b = random((8, 16)), random((8, 64))
+    filled, part = empty((16, 64), nl.psum), empty((16, 64), nl.psum)
+    nisa.memset(dst=filled, value=0.0)
+    if generation == "gen4":
+        matmul(filled, a, b)
+    else:
+        with refuses("written by another engine"):
+            matmul(filled, a, b)
+        matmul(filled, a, b, accumulate=False)
+        matmul(filled, a, b)
+    matmul(part[0:16, 0:32], a, b[0:8, 0:32])
+    with refuses("written in part"):
+        matmul(part, a, b)
+    with refuses("before anything was written"):
+        matmul(empty((16, 64), nl.psum), a, b, accumulate=True)
+
+
+def test_transpositions(generation):
+    with refuses("too large for the vector engine"):
+        nisa.nc_transpose(dst=empty((33, 8)), data=random((8, 33)), engine=nisa.engine.vector)
+    with refuses("too large for the tensor engine"):
+        nisa.nc_transpose(dst=empty((8, 129), nl.psum), data=random((128, 129)))
+    with refuses("its shape must be \\(64, 8\\)"):
+        nisa.nc_transpose(dst=empty((8, 64), nl.psum), data=random((8, 64)))
+    with refuses("must have the type of data"):
+        nisa.nc_transpose(dst=empty((64, 8), nl.psum), data=random((8, 64), dtype=bfloat16))
+    narrow = {"dst": empty((64, 8), nl.psum, bfloat16), "data": random((8, 64), dtype=bfloat16)}
+    if generation == "gen2":
+        with refuses("TensorE of gen2 writes float32"):
+            nisa.nc_transpose(**narrow)
+    else:
+        nisa.nc_transpose(**narrow)
+
+
+# ScalarE
+
+
+def test_bias(generation):
+    data, column = random((4, 8)), random((4, 1), dtype=bfloat16)
+    nisa.activation(dst=data, op=nl.exp, data=data, bias=column)
+    positive = tile(np.ones((4, 8)))
+    if generation == "gen2":
+        with refuses("bias=0.5: on gen2 it must be a tile"):
+            nisa.activation(dst=data, op=nl.exp, data=data, bias=0.5)
+        with refuses("reciprocal takes no bias on gen2"):
+            nisa.activation(dst=data, op=nl.reciprocal, data=positive, bias=column)
+    else:
+        nisa.activation(dst=data, op=nl.exp, data=data, bias=0.5)
+        nisa.activation(dst=data, op=nl.reciprocal, data=positive, bias=column)
+
+
+def test_parameters_of_an_activation(gen2):
+    data = random((4, 8))
+    with refuses("no activation function"):
+        nisa.activation(dst=data, op=nl.add, data=data)
+    with refuses("scale is .*bfloat16.*; it must be float32"):
+        nisa.activation(dst=data, op=nl.exp, data=data, scale=random((4, 1), dtype=bfloat16))
+    with refuses("the shape \\(4, 1\\)"):
+        nisa.activation(dst=data, op=nl.exp, data=data, scale=random((4, 2)))
+    with refuses("reduces by nl.add only"):
+        nisa.activation(dst=data, op=nl.exp, data=data, reduce_op=nl.maximum)
+    with refuses("needs reduce_op"):
+        nisa.activation(dst=data, op=nl.exp, data=data, reduce_cmd=nisa.reduce_cmd.reduce)
+    with refuses("load_reduce"):
+        nisa.activation(dst=data, op=nl.exp, data=data, reduce_op=nl.add, reduce_cmd=nisa.reduce_cmd.load_reduce)
+    with refuses("read before they were reset"):
+        nisa.activation(
+            dst=data,
+            op=nl.exp,
+            data=data,
+            reduce_op=nl.add,
+            reduce_cmd=nisa.reduce_cmd.reduce,
+            reduce_res=empty((4, 1)),
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "inside", "outside"),
+    [
+        ("log", [2.0**-64, 2.0**64], [0.0, 2.0**-65, 2.0**65, -1.0]),
+        ("sqrt", [2.0**-116, 2.0**118], [0.0, 2.0**119, -1.0]),
+        ("rsqrt", [2.0**-87, 2.0**97], [0.0, 2.0**98]),
+        ("reciprocal", [2.0**-42, -(2.0**42)], [0.0, 2.0**43, -(2.0**-43)]),
+        ("sin", [-3.1415, 3.1415], [3.15, -3.15]),
+        ("arctan", [-1.57, 1.57], [1.6, -1.6]),
+        ("exp", [-1e30, 88.0, -np.inf], []),
+    ],
+)
+def test_inputs_of_activation_functions(gen2, name, inside, outside):
+    out = empty((1, 1))
+    for x in inside:
+        nisa.activation(dst=out, op=getattr(nl, name), data=tile([[x]]))
+    for x in outside:
+        with refuses(f"nl.{name} is defined on ScalarE"):
+            nisa.activation(dst=out, op=getattr(nl, name), data=tile([[x]]))
+
+
+def test_scalar_engine_copies_from_gen3_on(generation):
+    data = random((4, 8))
+    scaled = {"dst": data, "data": data, "op0": nl.multiply, "operand0": 2.0, "engine": nisa.engine.scalar}
+    if generation == "gen2":
+        with refuses("ScalarE has no tensor_copy on gen2"):
+            nisa.tensor_copy(dst=data, src=data, engine=nisa.engine.scalar)
+        with refuses("ScalarE has no tensor_scalar on gen2"):
+            nisa.tensor_scalar(**scaled)
+    else:
+        nisa.tensor_copy(dst=data, src=data, engine=nisa.engine.scalar)
+        nisa.tensor_scalar(**scaled)
+        with refuses("multiply, add, or multiply then add"):
+            nisa.tensor_scalar(**scaled | {"op0": nl.subtract})
+
+
+# VectorE and GpSimd
+
+
+def test_shapes_agree(gen2):
+    with refuses("tensor_copy: Partitions or elements per partition differ"):
+        copy(empty((4, 8)), random((4, 9)))
+    with refuses("dma_copy: .*differ in size"):
+        nisa.dma_copy(dst=empty((4, 8)), src=random((4, 9), nl.shared_hbm))
+    copy(empty((4, 2, 4)), random((4, 8)))  # dimensions may be factored otherwise
+
+
+def test_operands_of_tensor_scalar(gen2):
+    data, whole = random((4, 8)), tile(np.ones((4, 8)), dtype=np.int32)
+    with refuses("both be arithmetic or both bitwise"):
+        nisa.tensor_scalar(dst=whole, data=whole, op0=nl.bitwise_and, operand0=1, op1=nl.add, operand1=1.0)
+    with refuses("need integers"):
+        nisa.tensor_scalar(dst=data, data=data, op0=nl.bitwise_and, operand0=1)
+    with refuses("must be 0 or None with nl.abs"):
+        nisa.tensor_scalar(dst=data, data=data, op0=nl.abs, operand0=1.0)
+    with refuses("operand0 is .*it must be float32"):
+        nisa.tensor_scalar(dst=data, data=data, op0=nl.add, operand0=random((4, 1), dtype=bfloat16))
+    with refuses("operand0=None is neither a number nor a tile"):
+        nisa.tensor_scalar(dst=data, data=data, op0=nl.add, operand0=None)
+    with refuses("operand1 is given without op1"):
+        nisa.tensor_scalar(dst=data, data=data, op0=nl.add, operand0=1.0, operand1=1.0)
+    with refuses("nl.rsqrt only"):
+        nisa.tensor_scalar(dst=data, data=data, op0=nl.add, operand0=1.0, engine=nisa.engine.gpsimd)
+    with refuses("no arithmetic or bitwise operator"):
+        nisa.tensor_scalar(dst=data, data=data, op0=nl.exp, operand0=0.0)
+    with refuses("The tensor engine cannot do this"):
+        nisa.tensor_scalar(dst=data, data=data, op0=nl.add, operand0=1.0, engine=nisa.engine.tensor)
+
+
+def test_operators_of_other_instructions(gen2):
+    data, whole = random((4, 8)), tile(np.ones((4, 8)), dtype=np.int32)
+    with refuses("no operator of two inputs"):
+        nisa.tensor_tensor(dst=data, data1=data, data2=data, op=nl.abs)
+    with refuses("op=<ufunc 'add'> is no operator"):
+        nisa.tensor_tensor(dst=data, data1=data, data2=data, op=np.add)
+    with refuses("data1=1.0 is no tensor"):
+        nisa.tensor_tensor(dst=data, data1=1.0, data2=data, op=nl.add)
+    with refuses("missing a required argument: 'data2'"):
+        nisa.tensor_tensor(dst=data, data1=data, op=nl.add)
+    with refuses("nl.bitwise_or needs integers"):
+        nisa.tensor_reduce(dst=empty((4, 1)), op=nl.bitwise_or, data=data, axis=1)
+    with refuses("does not reduce over partitions"):
+        nisa.tensor_partition_reduce(dst=empty((1, 8)), op=nl.multiply, data=data)
+    with refuses("its shape must be \\(1, 8\\)"):
+        nisa.tensor_partition_reduce(dst=empty((1, 7)), op=nl.add, data=data)
+    with refuses("power runs on GpSimd only"):
+        nisa.tensor_tensor(dst=data, data1=data, data2=data, op=nl.power, engine=nisa.engine.vector)
+    with refuses("no arithmetic operator of 2 inputs"):
+        nisa.scalar_tensor_tensor(dst=data, data=data, op0=nl.bitwise_or, operand0=1.0, op1=nl.add, operand1=data)
+    with refuses("no operator that reduces"):
+        nisa.tensor_reduce(dst=empty((4, 1)), op=nl.power, data=data, axis=1)
+    with refuses("negate goes with arithmetic"):
+        nisa.tensor_reduce(dst=empty((4, 1)), op=nl.bitwise_or, data=whole, axis=1, negate=True)
+    with refuses("does not accumulate"):
+        nisa.tensor_scalar_cumulative(dst=data, src=data, op0=nl.add, op1=nl.power, imm0=1.0)
+    with refuses("32-bit integers"):
+        nisa.tensor_scalar_cumulative(dst=whole, src=whole, op0=nl.add, op1=nl.add, imm0=1.0)
+    with refuses("imm1 goes with load_reduce"):
+        nisa.tensor_scalar_cumulative(dst=data, src=data, op0=nl.add, op1=nl.add, imm0=1.0, imm1=1.0)
+    with refuses("no comparison"):
+        nisa.affine_select(
+            dst=data,
+            pattern=[[1, 8]],
+            offset=0,
+            channel_multiplier=0,
+            on_true_tile=data,
+            on_false_value=0,
+            cmp_op=nl.add,
+        )
+
+
+def test_accumulating_instructions(gen2):
+    data, column = random((4, 8)), empty((4, 1))
+    scaled = {"dst": data, "data": data, "op0": nl.multiply, "operand0": 2.0, "reduce_res": column}
+    with refuses("reduce_op=nl.power does not reduce here"):
+        nisa.tensor_scalar_reduce(**scaled, reduce_op=nl.power)
+    with refuses("reverse0 is not supported"):
+        nisa.tensor_scalar_reduce(**scaled, reduce_op=nl.add, reverse0=True)
+    summed = {"dst": data, "src": data, "op0": nl.multiply, "op1": nl.add, "imm0": 1.0}
+    with refuses("reduce_cmd must be reset_reduce, reduce or load_reduce"):
+        nisa.tensor_scalar_cumulative(**summed, reduce_cmd=nisa.reduce_cmd.idle)
+    with refuses("read before they were reset"):
+        nisa.tensor_scalar_cumulative(**summed, reduce_cmd=nisa.reduce_cmd.reduce)
+
+
+def test_axes_of_a_reduction(gen2):
+    data = random((4, 3, 5))
+    for axis in (0, 1, (0, 1, 2)):
+        with refuses("only the last free dimensions"):
+            nisa.tensor_reduce(dst=empty((4, 1)), op=nl.add, data=data, axis=axis)
+    with refuses("leaves the shape \\(4, 3\\)"):
+        nisa.tensor_reduce(dst=empty((4, 5)), op=nl.add, data=data, axis=2)
+
+
+def test_patterns_and_predicates(gen2):
+    data, predicate = random((4, 8)), tile(np.ones((4, 8)), dtype=np.uint8)
+    with refuses("gives 7 elements"):
+        nisa.iota(dst=data, pattern=[[1, 7]], offset=0)
+    with refuses("one to four"):
+        nisa.iota(dst=data, pattern=[[1, 1]] * 4 + [[1, 8]], offset=0)
+    with refuses("predicate is .*float32"):
+        nisa.tensor_copy_predicated(dst=data, src=data, predicate=data)
+    with refuses("predicate is .*float32"):
+        nisa.select_reduce(dst=data, predicate=data, on_true=data, on_false=0.0)
+    with refuses("must have one type"):
+        nisa.tensor_copy_predicated(dst=data, src=random((4, 8), dtype=bfloat16), predicate=predicate)
+    with refuses("only nl.maximum"):
+        nisa.select_reduce(dst=data, predicate=predicate, on_true=data, on_false=0.0, reduce_op=nl.add)
+    selected = {"dst": data, "predicate": predicate, "on_true": data, "on_false": 0.0}
+    with refuses("does not have reduce_cmd load_reduce"):
+        nisa.select_reduce(**selected, reduce_cmd=nisa.reduce_cmd.load_reduce)
+    with refuses("it must have 32"):
+        nisa.nc_stream_shuffle(dst=data, src=data, shuffle_mask=[0] * 4)
+    whole = random((128, 8))
+    nisa.nc_stream_shuffle(dst=whole, src=whole[0:1, 0:8], shuffle_mask=[0] * 32)
+    with refuses("must start at one of the partitions \\(0,\\)"):
+        nisa.nc_stream_shuffle(dst=whole, src=whole[32:33, 0:8], shuffle_mask=[0] * 32)
+    with refuses("takes partition 4"):
+        nisa.nc_stream_shuffle(dst=data, src=data, shuffle_mask=[4] * 32)
+    with refuses("differ in elements per partition"):
+        nisa.nc_stream_shuffle(dst=data, src=random((4, 9)), shuffle_mask=[0] * 32)
+    with refuses("it must have 6 elements"):
+        nisa.bn_stats(dst=empty((4, 5)), data=data)
+    with refuses("it must have 2 elements"):
+        nisa.bn_aggr(dst=empty((4, 3)), data=random((4, 6)))
+    with refuses("more than 512 elements"):
+        nisa.bn_stats(dst=empty((4, 6)), data=random((4, 513)))
+    with refuses("no whole number of triples"):
+        nisa.bn_aggr(dst=empty((4, 2)), data=data)
+    with refuses("value='1' is no number"):
+        nisa.memset(dst=data, value="1")
+    with refuses("value=1.5 is no whole number"):
+        nisa.memset(dst=predicate, value=1.5)
+
+
+# What is not there
+
+
+def test_what_the_simulator_lacks_is_named(gen2):
+    data = random((4, 8))
+    for missing, call in {
+        "nisa.dma_transpose": lambda: nisa.dma_transpose(dst=data, src=data),
+        "nl.softmax": lambda: nl.softmax(data, axis=1),
+        "the parameter priority": lambda: nisa.dma_copy(dst=data, src=data, priority=1),
+        "tile_position": lambda: matmul(data, data, data, tile_position=(0, 0), tile_size=(64, 64)),
+        "perf_mode": lambda: matmul(data, data, data, perf_mode=nisa.matmul_perf_mode.double_row),
+        "dst_rmw_op": lambda: nisa.dma_copy(dst=data, src=data, dst_rmw_op=nl.add),
+        "tensors have no .permute": lambda: data.permute((1, 0)),
+        r"\.ap\(scalar_offset": lambda: data.ap(pattern=[[8, 4], [1, 8]], scalar_offset=data),
+        "not by assignment": lambda: data.__setitem__(slice(None), 0.0),
+    }.items():
+        with pytest.raises(UnsupportedError, match=missing):
+            call()
+
+
+def test_missing_names_can_be_asked_about(gen2):
+    assert not hasattr(nisa, "dma_transpose")
+    assert not hasattr(random((4, 8)), "permute")
+
+
+def test_operators_are_not_called(gen2):
+    with refuses("nl.exp.* called as a function"):
+        nl.exp(random((4, 8)))
+
+
+def test_instructions_need_a_machine():
+    with refuses("No kernel is running"):
+        nl.ndarray((4, 8), nl.float32, nl.sbuf)
+
+
+def test_generations_have_names():
+    assert {name: generations.find(name).name for name in ("trn1", "inf2", "gen3", "trn3")} == {
+        "trn1": "gen2",
+        "inf2": "gen2",
+        "gen3": "gen3",
+        "trn3": "gen4",
+    }
+    with refuses("no generation 'trn9'"):
+        Machine("trn9")
+
+
+def test_the_environment_chooses_the_generation(monkeypatch):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+    assert Machine().generation.name == "gen3"
+    monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE")
+    assert Machine().generation.name == "gen2"
+
+
+def test_numpy_types_that_nki_lacks():
+    with refuses("float64.* is no data type of NKI"):
+        Machine("gen2").run(lambda x: x, np.ones(3))

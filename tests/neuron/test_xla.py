@@ -1,0 +1,50 @@
+"""XLA tensors reach the kernels, on torch-xla's CPU client: the simulator stands where the SDK would compile them."""
+
+import importlib
+import os
+
+import pytest
+import torch
+
+from ssm_nki import sdk
+from ssm_trn.ops import nki
+from tests.neuron import measure
+from tests.ops.test_nki import KERNEL_CASES
+
+if importlib.util.find_spec("torch_xla") is None:
+    pytest.skip("torch_xla is not installed", allow_module_level=True)
+if os.environ.get("PJRT_DEVICE") != "CPU":
+    pytest.skip("PJRT_DEVICE=CPU asks for torch-xla's CPU client", allow_module_level=True)
+
+import torch_xla  # noqa: E402
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """The XLA device, as if the SDK were there; `calls` are the kernels that got XLA tensors."""
+    device, calls = torch_xla.device(), []
+    monkeypatch.setattr(sdk, "REAL", True)
+    monkeypatch.setenv("PJRT_DEVICE", "NEURON")
+
+    def compiled(kernel):
+        def call(*arguments, **options):
+            assert all(x is None or x.device.type == "xla" for x in arguments)
+            calls.append(kernel.__name__)
+            results = kernel(*(None if x is None else nki._array(x.cpu()) for x in arguments), **options)
+            results = results if isinstance(results, tuple) else (results,)
+            return tuple(nki._tensor(x).to(device) for x in results)
+
+        return call
+
+    for family in nki.KERNELS:
+        for module, name in ((family, f"{family}_forward"), (f"{family}_backward", f"{family}_backward")):
+            module = importlib.import_module(f"ssm_nki.{module}")
+            monkeypatch.setattr(module, name, compiled(getattr(module, name)))
+    yield device, calls
+
+
+@pytest.mark.parametrize("case", KERNEL_CASES, ids=lambda case: case.name)
+def test_equals_torch(case, device):
+    device, calls = device
+    assert all(error < 1e-5 for error in measure.compare(case, device, 40, torch.float32))
+    assert calls == [f"{case.op.__name__}_forward", f"{case.op.__name__}_backward"]
