@@ -1,10 +1,10 @@
-# make install    a virtual environment in .venv with everything below
-# make compare    train a recurrent model, Mamba-2 and a transformer of the same size on real text, and compare them
-# make test       all quick tests
-# make test-kernels   every case of the NKI kernels, in the simulator
-# make test-neuron    the kernels on a NeuronCore: against torch, and their latency into kernels/README.md
-# make lint       style and types
-# make bench      speed and memory of ops and models beside other implementations, on one CPU thread
+# make install       a virtual environment in .venv with everything below
+# make compare       train a recurrent model, Mamba-2 and a transformer of the same size on real text, and compare them
+# make test          all quick tests
+# make test-kernels  every case of the NKI kernels, in the simulator
+# make test-neuron   the kernels on a NeuronCore: against torch, and their latency into kernels/README.md
+# make lint          style and types
+# make bench         speed and memory of ops and models beside other implementations, on one CPU thread
 #
 # TORCH_INDEX=https://download.pytorch.org/whl/cpu takes PyTorch's CPU wheel (200 MB) where PyPI has only CUDA builds.
 

@@ -14,10 +14,11 @@ def replacing(path: str | Path) -> Iterator[Path]:
     A process that is killed may leave the file under that name, .NAME.unfinished; the next one overwrites it. Of a link
     the file that it leads to is replaced. What is neither file nor folder, such as /dev/null, is written to itself.
     """
-    path = Path(path).resolve()
+    path = Path(path)
     if path.exists() and not path.is_file() and not path.is_dir():
         yield path
         return
+    path = path.resolve()
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
         yield unfinished

@@ -42,9 +42,12 @@ def test_a_link_stays_one_and_its_file_is_replaced(tmp_path):
 def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    write_whole(tmp_path / "pipe", "text")
-    assert os.read(reader, 100) == b"text" and (tmp_path / "pipe").is_fifo()
+    writer = os.open(tmp_path / "pipe", os.O_WRONLY)
+    for place in (tmp_path / "pipe", f"/dev/fd/{writer}"):
+        write_whole(place, "text")
+        assert os.read(reader, 100) == b"text" and (tmp_path / "pipe").is_fifo()
     os.close(reader)
+    os.close(writer)
 
 
 def test_a_folder_in_its_place_is_left_alone(tmp_path):

@@ -11,6 +11,7 @@ from ssm_trn.evaluation import report
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "kernels" / "README.md"]
 COMMANDS = [shlex.split(line, comments=True) for line in re.findall(r"^    ssm-trn (.*)", README, re.MULTILINE)]
 
 # What makes each command small enough for a test; the commands themselves stay as they are.
@@ -34,9 +35,10 @@ def test_what_the_readme_types_works_one_after_the_other(tmp_path, monkeypatch, 
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("place", re.findall(r"\]\(((?!https?:)[^)]+)\)", README))
-def test_what_the_readme_links_to_exists(place):
-    assert (ROOT / place).exists()
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_links_to_exists(page):
+    for place in re.findall(r"\]\(((?!https?:)[^)#]+)", page.read_text()):
+        assert (page.parent / place).exists(), place
 
 
 def test_the_table_is_that_of_the_results():

@@ -97,12 +97,9 @@ def level_halves(dtype):
     steps = _positions(0, 1)
     later = nl.ndarray((CHUNK, LEVELS, CHUNK), dtype=dtype, buffer=nl.sbuf)
     earlier = nl.ndarray((CHUNK, LEVELS, CHUNK), dtype=dtype, buffer=nl.sbuf)
-    bit = nl.ndarray((CHUNK, CHUNK), dtype=nl.int32, buffer=nl.sbuf)
     for level in range(LEVELS):
-        nisa.tensor_scalar(
-            dst=bit, data=steps, op0=nl.right_shift, operand0=level, op1=nl.bitwise_and, operand1=1
-        )  # 1 where the step is in the later half
-        nisa.tensor_tensor(dst=later[0:CHUNK, level, 0:CHUNK], data1=bit, data2=identity, op=nl.multiply)
+        later_half = _in_later_half(steps, level)
+        nisa.tensor_tensor(dst=later[0:CHUNK, level, 0:CHUNK], data1=later_half, data2=identity, op=nl.multiply)
         nisa.tensor_tensor(
             dst=earlier[0:CHUNK, level, 0:CHUNK], data1=identity, data2=later[0:CHUNK, level, 0:CHUNK], op=nl.subtract
         )
@@ -120,13 +117,10 @@ def level_weights():
     change = heads.combined(until, nl.subtract, after, nl.float32)
     steps = _positions(0, 1)
     weights = nl.ndarray((CHUNK, LEVELS, CHUNK), dtype=nl.float32, buffer=nl.sbuf)
-    bit = nl.ndarray((CHUNK, CHUNK), dtype=nl.int32, buffer=nl.sbuf)
     chosen = nl.ndarray((CHUNK, CHUNK), dtype=nl.float32, buffer=nl.sbuf)
     for level in range(LEVELS):
-        nisa.tensor_scalar(
-            dst=bit, data=steps, op0=nl.right_shift, operand0=level, op1=nl.bitwise_and, operand1=1
-        )  # 1 where t is in the later half
-        nisa.tensor_tensor(dst=chosen, data1=bit, data2=change, op=nl.multiply)
+        later_half = _in_later_half(steps, level)
+        nisa.tensor_tensor(dst=chosen, data1=later_half, data2=change, op=nl.multiply)
         nisa.tensor_tensor(dst=chosen, data1=chosen, data2=after, op=nl.add)
         nisa.scalar_tensor_tensor(
             dst=weights[0:CHUNK, level, 0:CHUNK],
@@ -144,6 +138,13 @@ def _positions(row, column):
     tile = nl.ndarray((CHUNK, CHUNK), dtype=nl.int32, buffer=nl.sbuf)
     nisa.iota(dst=tile, pattern=[[column, CHUNK]], offset=0, channel_multiplier=row)
     return tile
+
+
+def _in_later_half(steps, level):
+    """A new int32 tile [CHUNK, CHUNK] in SBUF: 1 where a step is in the later half of its block at that level."""
+    bit = nl.ndarray((CHUNK, CHUNK), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=bit, data=steps, op0=nl.right_shift, operand0=level, op1=nl.bitwise_and, operand1=1)
+    return bit
 
 
 def _differing_bits():

@@ -103,7 +103,9 @@ def _write_into(text: str, path: Path) -> None:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{path} has no lines {BEGIN} and {END} for the table to stand between.")
-    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+    unfinished.replace(path)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -18,8 +18,19 @@ and g_r gets the sum over all exponents that contain it, which is one product wi
 difference of sums, so that the gradient of a strong decay is as small as it should be. With a decay per channel, D
 between two steps is split as ssm_nki.chunk_decays does, level by level.
 
-Layout, engines and limits are those of the forward kernel, except that L, M and R have t on partitions, and that all
-products are float32.
+Layout and limits are those of the forward kernel, except that L, M and R have t on partitions, and that all products
+are float32.
+
+    step                                        engine              operands
+    load do, q, k, beta, g, R, u, S             DMA, ScalarE        HBM -> SBUF, as float32
+    q^T, k^T, z^T, do^T, dv^T, S^T, dS'^T       TensorE, ScalarE    -> SBUF, with channels on partitions
+    decays, L, M                                as in the forward kernel
+    dz, dv, y                                   TensorE, ScalarE    sums in PSUM [T, heads, V] -> SBUF
+    dbeta                                       VectorE             products, summed over V
+    dM, dL, times decays                        TensorE, VectorE    PSUM -> SBUF [t, heads, s]
+    dq, dk                                      TensorE, ScalarE    sums in PSUM [T, heads, K], to SBUF once
+    gradients of exponents, of g                VectorE, TensorE    products with 0/1 matrices, sums in PSUM
+    dS                                          TensorE, VectorE    float32 in SBUF [K, heads, V]
 """
 
 from ssm_nki import chunk_decays, delta_rule_chunk, delta_rule_gradients, heads, tiles

@@ -28,23 +28,26 @@ class Answer:
         return self.limit is None
 
 
-def supports(kernel: str, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[str, str]) -> Answer:
+def supports(kernel: str, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[str, object]) -> Answer:
     """Whether a kernel, forward and backward, can do these sizes and types.
 
     Args:
         kernel: "linear_attention", "delta_rule", "selective_scan" or "short_conv".
         shapes: of its array arguments, by the names that the forward kernel gives them.
-        dtypes: "float32", "bfloat16", ... of its activations, by the same names.
+        dtypes: "float32", "bfloat16", ... of its activations, or those types of NumPy or torch, by the same names.
 
     Raises:
-        ValueError: for another kernel.
+        ValueError: for another kernel, or without the shape of an argument that has a limit.
     """
     if kernel not in LARGEST:
         raise ValueError(f"There is no kernel {kernel!r}; there are {', '.join(LARGEST)}.")
     for argument, axis, what, largest in LARGEST[kernel]:
+        if argument not in shapes:
+            raise ValueError(f"The limits of {kernel} are of {argument} too: give its shape.")
         size = shapes[argument][axis]
         if size > largest:
             return Answer(f"the kernel of {kernel} has at most {largest} {what}, not {size}")
+    dtypes = {argument: str(dtype).removeprefix("torch.") for argument, dtype in dtypes.items()}
     for argument, dtype in dtypes.items():
         if dtype not in TYPES:
             return Answer(f"the kernel of {kernel} takes {' and '.join(TYPES)}, and {argument} is {dtype}")

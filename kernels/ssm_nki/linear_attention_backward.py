@@ -17,8 +17,18 @@ of sums: the gradient of a strong decay is as small as it should be.
                        the pairs of dM + dM^T of that level, y = E x is the gradient of x, of readers and of writers in
                        one product; D y is what q_t or k_t gets, and x y, in each channel, what the exponent gets.
 
-Layout and engines are those of the forward kernel, with t on partitions where it has s. Products over values have those
-on partitions, in slices of up to 128. Limits: those of the forward kernel.
+Layout and limits are those of the forward kernel, with t on partitions where it has s. Products over values have those
+on partitions, in slices of up to 128.
+
+    step                                     engine              operands
+    load do, q, k, v, g, S                   DMA                 HBM -> SBUF [T, heads, channels]
+    q^T, k^T; do^T, v^T, S^T, dS'^T          TensorE, ScalarE    -> SBUF; with channels, with values on partitions
+    decays                                   as in the forward kernel
+    dM, times D_ts                           TensorE, VectorE    PSUM -> SBUF [t, heads, s]
+    dq, dk                                   TensorE, ScalarE    sums over heads that share them in PSUM, to SBUF once
+    dv                                       TensorE, ScalarE    sums in PSUM [T, heads, V], to SBUF once
+    dS                                       TensorE, VectorE    float32 in SBUF [K, heads, V]
+    gradients of exponents, of g             VectorE, TensorE    products with 0/1 matrices, sums in PSUM
 """
 
 from ssm_nki import chunk_decays, heads, linear_attention_channels, linear_attention_heads, tiles

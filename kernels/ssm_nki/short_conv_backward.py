@@ -78,13 +78,7 @@ def short_conv_backward(grad_y, grad_next, x, weight, bias=None, state=None, rea
             if taps > 1:
                 grad_state = _gradient_of_state(windows, weights, tail, steps, width, tools)
                 nisa.dma_copy(dst=grads["state"][b, 0 : taps - 1, first : first + width], src=grad_state)
-        lanes = layouts.parts(width, filters.LANES)
-        for k in range(len(lanes)):
-            start, count = first + lanes[k][0], lanes[k][1]
-            nisa.dma_copy(dst=grads["weight"][start : start + count, 0:taps], src=totals[k][0:count, 0:taps])
-            if bias is not None:
-                column = grads["bias"].ap(pattern=[[1, count], [1, 1]], offset=start)
-                nisa.dma_copy(dst=column, src=totals[k][0:count, taps : taps + 1])
+        _store_totals(totals, grads, first, width)
     found = [grads["x"], grads["weight"]]
     for name in ("state", "bias"):
         if grads[name] is not None:
@@ -218,6 +212,18 @@ def _add_weights(totals, windows, inputs, steps):
             nisa.activation_reduce(dst=product, op=nl.copy, data=product, reduce_op=nl.add, reduce_res=total)
         columns = totals[k][0:lanes, 0:taps]
         nisa.tensor_tensor(dst=columns, data1=columns, data2=parts, op=nl.add)
+
+
+def _store_totals(totals, grads, first, width):
+    """Write the gradients of weight and bias of some channels."""
+    taps = grads["weight"].shape[1]
+    lanes = layouts.parts(width, filters.LANES)
+    for k in range(len(lanes)):
+        start, count = first + lanes[k][0], lanes[k][1]
+        nisa.dma_copy(dst=grads["weight"][start : start + count, 0:taps], src=totals[k][0:count, 0:taps])
+        if grads["bias"] is not None:
+            column = grads["bias"].ap(pattern=[[1, count], [1, 1]], offset=start)
+            nisa.dma_copy(dst=column, src=totals[k][0:count, taps : taps + 1])
 
 
 def _gradient_of_state(windows, weights, tail, steps, width, tools):

@@ -77,7 +77,7 @@ class Generation(Iterator[list[int | None]]):
             try:
                 state = model.init_state(len(prompts), length)
             except RuntimeError as error:  # of a model whose state grows
-                raise ValueError(f"a state for {length} tokens does not fit in memory: choose fewer new ones") from error
+                raise ValueError(f"a state for {length} tokens does not fit in memory: generate fewer") from error
         self._last, self._state = prefill(model, prompts, state, chunk_size)
         self._unread: list[int | None] = [None] * len(prompts)
 

@@ -58,8 +58,8 @@ class Sampling:
             raise ValueError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
         if not 1 / _LARGEST_PENALTY <= self.repetition_penalty <= _LARGEST_PENALTY:
             raise ValueError(
-                f"repetition_penalty is {self.repetition_penalty}; it must be at least {1 / _LARGEST_PENALTY} and at most "
-                f"{_LARGEST_PENALTY:.0f}"
+                f"repetition_penalty is {self.repetition_penalty}; it must be at least {1 / _LARGEST_PENALTY} and at "
+                f"most {_LARGEST_PENALTY:.0f}"
             )
 
     def filtered(self, logits: Tensor, occurred: Tensor | None = None) -> Tensor:

@@ -36,6 +36,8 @@ class ImplicitFilter(Float32Parameters):
     Its parameters get no weight decay, as in the authors' code.
     """
 
+    no_weight_decay = True
+
     def __init__(self, channels: int, context_length: int, width: int, bands: int, frequency: float):
         super().__init__()
         self.context_length, self.bands, self.initial_frequency = context_length, bands, frequency
@@ -44,10 +46,6 @@ class ImplicitFilter(Float32Parameters):
         self.out_weight = nn.Parameter(torch.empty(channels, width))
         self.biases = nn.Parameter(torch.empty(1 + HIDDEN_LAYERS, width))
         self.frequency = nn.Parameter(torch.empty(width))
-
-    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        super().register_parameter(name, param)
-        self._parameters[name].no_weight_decay = True
 
     def reset_parameters(self) -> None:
         for weight in (self.in_weight, self.hidden_weight, self.out_weight):

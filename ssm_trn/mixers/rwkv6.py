@@ -85,7 +85,8 @@ class RWKV6(Mixer):
         last, memory = state if state is not None else (None, None)
         before, last = previous_step(x, last, mask, reset)
         x_d, x_k, x_v, x_r, x_g = self.leaning(x, before)
-        log_decay = -torch.exp(self.decay_proj(x_d) + self.decay_bias)
+        # From d_t = 7 on w_t and its gradient are 0 in any precision; exp(d_t) may be inf, with a gradient of inf * 0.
+        log_decay = -torch.exp((self.decay_proj(x_d) + self.decay_bias).clamp_max(7))
         r, k, v, log_decay = (
             part.unflatten(-1, (self.n_heads, -1))  # [B, T, H, K]
             for part in (self.r_proj(x_r), self.k_proj(x_k), self.v_proj(x_v), log_decay)

@@ -120,7 +120,7 @@ def _scan_backward(
     grad_D = x.new_zeros(0)
     if call.D is not None:
         grad_written.addcmul_(grad_y, call.D)
-        grad_D = (grad_y * call.x).sum((0, 1)).flatten()
+        grad_D = torch.mul(grad_y, call.x, out=call.dt).sum((0, 1)).flatten()  # dt is a copy that has done its service
     grad_x, grad_dt = (grad.to(t.dtype) for grad, t in zip(grads, (x, dt), strict=True))
     grad_A, grad_B, grad_C = (call.coefficient_back(grad) for grad in (grad_A, grad_B, grad_C))
     return grad_x, grad_dt, grad_A, grad_B, grad_C, grad_D, call.channels_first(grad_state)

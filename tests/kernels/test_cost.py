@@ -1,11 +1,15 @@
 """`python -m ssm_nki.cost`."""
 
 import csv
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ssm_nki import cases, cost
+
+README = Path(__file__).parents[2] / "kernels" / "README.md"
+QUICK = {("cumulative_sum", "fwd"), ("short_conv", "fwd")}  # kernels whose cost takes less than a second
 
 
 @pytest.fixture
@@ -55,3 +59,15 @@ def test_cases_are_distinct_and_buildable():
         assert case.dtype in ("bfloat16", "float32")
         _, arguments = case.build()
         assert any(isinstance(argument, np.ndarray) for argument in arguments)
+
+
+def test_the_table_in_the_readme_is_that_of_the_cases():
+    """Of all kernels the rows that it has; of some, what stands in them."""
+    text = README.read_text()
+    header, _, *rows = text[text.index(cost.BEGIN) : text.index(cost.END)].splitlines()[2:-1]
+    found = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+    expected = [[c.kernel, c.direction, c.shape, target] for c in cases.all_cases() for target in ("trn1", "trn2")]
+    assert [row[:4] for row in found] == expected
+    if "measured ms" not in header:
+        quick = cost.table([case for case in cases.all_cases() if (case.kernel, case.direction) in QUICK])
+        assert set(cost.markdown(quick).splitlines()[2:]) <= set(rows)

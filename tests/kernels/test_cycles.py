@@ -83,7 +83,7 @@ FORMULAS = {
     "matmul few columns and rows": (lambda: matmul(narrow((128, 16)), narrow((128, 8))), "tensor", 16, 16),
     "matmul float32": (lambda: matmul(random((16, 128)), random((16, 512))), "tensor", 2048, 2048),
     "matmul float32, ones": (
-        lambda: matmul(random((1, 128)), random((1, 512)), is_stationary_onezero=True),
+        lambda: matmul(positive((1, 128)), random((1, 512)), is_stationary_onezero=True),
         "tensor",
         1024,
         1024,

@@ -1,8 +1,5 @@
 """The delta rule's kernels against the recurrence, step by step in float64."""
 
-from itertools import product
-
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -11,10 +8,9 @@ from ssm_nki import cycles
 from ssm_nki.delta_rule import delta_rule_backward, delta_rule_forward
 from ssm_nki.limits import supports
 from ssm_nki.simulator import Machine
+from tests.kernels.checks import BFLOAT16, FLOAT32, assert_near, case_id, every, similar_keys
 from tests.kernels.pairwise import pairwise
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-FLOAT32 = np.dtype(np.float32)
 NAMES = ("q", "k", "v", "beta", "log_decay", "state")
 CHANNELS, VALUES, SCALE = 16, 24, 0.3  # 1 / sqrt(CHANNELS) is exact in every type
 
@@ -26,19 +22,6 @@ AXES = {
     "beta": ["0 to 2", 1.0, 2.0],
     "dtype": [FLOAT32, BFLOAT16],
 }
-
-
-def similar_keys(random, shape, cosine, exact):
-    """Keys of length 1 and that mean cosine with each other; `exact`: their elements are 1 / 4 or -1 / 4."""
-    if exact:
-        common = np.sign(random.standard_normal(shape[-1]))
-        flipped = random.random(shape) < (1 - cosine**0.5) / 2
-        return np.where(flipped, -common, common) / np.sqrt(shape[-1])
-    common = random.standard_normal(shape[-1])
-    own = random.standard_normal(shape)
-    common, own = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (common, own))
-    keys = cosine**0.5 * common + (1 - cosine) ** 0.5 * own
-    return keys / np.linalg.norm(keys, axis=-1, keepdims=True)
 
 
 def make(
@@ -112,18 +95,10 @@ def check(inputs, generation="gen2"):
     grad_out = random.standard_normal(inputs["v"].shape).astype(dtype)
     grad_final = random.standard_normal(inputs["state"].shape).astype(FLOAT32)
     found, wanted = simulated(inputs, grad_out, grad_final, generation), expected(inputs, grad_out, grad_final)
-    assert found.keys() == wanted.keys()
-    for name, want in wanted.items():
-        error = np.linalg.norm(found[name].astype(np.float64) - want) / np.linalg.norm(want)
-        tolerance = (1e-5 if dtype == FLOAT32 else 1e-2) if "grad" not in name else 1e-4 if dtype == FLOAT32 else 2e-2
-        assert error < tolerance, f"{name}: {error:.1e}"
+    assert_near(found, wanted, dtype)
 
 
-def _id(case):
-    return " ".join(str(value) for value in case.values())
-
-
-@pytest.mark.parametrize("case", pairwise(**AXES), ids=_id)
+@pytest.mark.parametrize("case", pairwise(**AXES), ids=case_id)
 def test_pairs(case):
     case = dict(case)
     generation = case.pop("generation")
@@ -131,7 +106,7 @@ def test_pairs(case):
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("case", [dict(zip(AXES, values, strict=True)) for values in product(*AXES.values())], ids=_id)
+@pytest.mark.parametrize("case", every(**AXES), ids=case_id)
 def test_cross_product(case):
     test_pairs(case)
 

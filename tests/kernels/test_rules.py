@@ -236,6 +236,15 @@ def test_a_product_lies_in_one_bank(gen2):
         matmul(two_banks[0:16, 480:544], a, b)
 
 
+def test_what_is_said_to_be_zeros_and_ones_is(gen2):
+    dst, mask, other = empty((16, 16), nl.psum), tile(np.eye(16)), random((16, 16))
+    matmul(dst, mask, other, is_stationary_onezero=True)
+    matmul(dst, other, mask, is_moving_onezero=True)
+    for hint in ("is_stationary_onezero", "is_moving_onezero"):
+        with refuses("nc_matmul: .* is said to be onezero, and holds other numbers"):
+            matmul(dst, other, other, **{hint: True})
+
+
 def test_what_may_be_accumulated(generation):
     a, b = random((8, 16)), random((8, 64))
     filled, part = empty((16, 64), nl.psum), empty((16, 64), nl.psum)

@@ -1,8 +1,5 @@
 """The short convolution's kernels against its definition in float64."""
 
-from itertools import product
-
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -12,11 +9,8 @@ from ssm_nki import cycles
 from ssm_nki.limits import supports
 from ssm_nki.short_conv import short_conv_backward, short_conv_forward
 from ssm_nki.simulator import Machine
+from tests.kernels.checks import BFLOAT16, FLOAT32, assert_near, case_id, every
 from tests.kernels.pairwise import pairwise
-
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-FLOAT32 = np.dtype(np.float32)
-BOUNDS = {FLOAT32: (1e-5, 1e-4), BFLOAT16: (1e-2, 2e-2)}  # of results, of gradients
 
 AXES = {
     "generation": ["gen2", "gen3"],
@@ -77,7 +71,8 @@ def expected(inputs, grad_y, grad_next, silu):
     total = sum((a * torch.tensor(b.astype(np.float64))).sum() for a, b in ((y, grad_y), (last, grad_next)))
     grads = torch.autograd.grad(total, list(wanted.values()))
     results = {"y": y, "last": last} if has_state else {"y": y}
-    return results | {f"grad_{name}": grad for name, grad in zip(wanted, grads, strict=True)}
+    results |= {f"grad_{name}": grad for name, grad in zip(wanted, grads, strict=True)}
+    return {name: x.detach().numpy() for name, x in results.items()}
 
 
 def simulated(inputs, grad_y, grad_next, silu, generation="gen2"):
@@ -98,30 +93,21 @@ def check(inputs, generation="gen2", silu=True):
     grad_y = random.standard_normal(x.shape).astype(x.dtype)
     grad_next = random.standard_normal((len(x), inputs["weight"].shape[1] - 1, x.shape[2])).astype(x.dtype)
     found = simulated(inputs, grad_y, grad_next, silu, generation)
-    wanted = expected(inputs, grad_y, grad_next, silu)
-    assert found.keys() == wanted.keys()
-    for name, want in wanted.items():
-        want = want.detach().numpy()
-        error, size = np.linalg.norm(found[name].astype(np.float64) - want), np.linalg.norm(want)
-        assert error <= BOUNDS[x.dtype]["grad" in name] * size, f"{name}: {error:.1e} of {size:.1e}"
-
-
-def _id(case):
-    return " ".join(str(value) for value in case.values())
+    assert_near(found, expected(inputs, grad_y, grad_next, silu), x.dtype)
 
 
 def _check_case(generation, silu, **sizes):
     check(make(**sizes), generation, silu)
 
 
-@pytest.mark.parametrize("case", pairwise(**AXES), ids=_id)
+@pytest.mark.parametrize("case", pairwise(**AXES), ids=case_id)
 def test_pairs(case):
     _check_case(**case)
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("case", [dict(zip(AXES, point, strict=True)) for point in product(*AXES.values())], ids=_id)
-def test_all(case):
+@pytest.mark.parametrize("case", every(**AXES), ids=case_id)
+def test_cross_product(case):
     _check_case(**case)
 
 

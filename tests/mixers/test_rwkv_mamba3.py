@@ -137,3 +137,14 @@ def test_saturated_gates_stay_finite(case, size):
     loss = (y * activations(2, 70, seed=5, dtype=torch.float32)).sum()
     gradients = torch.autograd.grad(loss, [x, *mixer.parameters()])
     assert all(torch.isfinite(part).all() for part in (y, *state, *gradients))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_channel_of_rwkv6_that_forgets_at_once_has_gradients(dtype):
+    mixer, x, outs = make("rwkv6", dtype), activations(2, 70, dtype=dtype), []
+    for decay_bias in (20.0, 1000.0):  # w_t is 0 with either, but exp(1000) is inf
+        mixer.decay_bias.data[:5] = decay_bias
+        y, _ = mixer(x)
+        outs.append((y, *torch.autograd.grad(y.square().sum(), [*mixer.parameters()])))
+    assert all(torch.isfinite(part).all() for part in outs[1])
+    assert_close(outs[1], outs[0], rtol=0, atol=0)

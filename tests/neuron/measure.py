@@ -23,6 +23,7 @@ from ssm_nki import sdk
 from ssm_nki.cases import Case
 from ssm_nki.simulator import Machine
 from ssm_trn import ops
+from ssm_trn.files import replacing
 from ssm_trn.ops import nki
 from tests.ops import cases as ops_cases
 from tests.ops.test_properties import error
@@ -123,7 +124,7 @@ def write_row(path: Path, row: dict[str, Any]) -> None:
         with path.open(newline="") as file:
             rows = [old for old in csv.DictReader(file) if any(old[name] != row[name] for name in KEY)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
+    with replacing(path) as unfinished, unfinished.open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()
         writer.writerows([*rows, {name: f"{x:.4f}" if isinstance(x, float) else x for name, x in row.items()}])

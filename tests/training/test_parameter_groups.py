@@ -70,9 +70,10 @@ def test_embeddings_are_decayed_on_request_and_a_separate_head_always():
     assert "embedding.weight" in names(untied, 0.0) and "head.weight" in names(untied, 0.1)
 
 
-def test_a_parameter_may_exempt_itself_and_frozen_ones_are_left_out():
+def test_a_module_may_exempt_its_parameters_and_frozen_ones_are_left_out():
     layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
-    layers[0].weight.no_weight_decay = True
+    layers[0].no_weight_decay = True
+    layers.to("meta").to_empty(device="cpu")  # the parameters are others then
     layers[2].requires_grad_(False)
     groups = parameter_groups(layers, weight_decay=0.1)
     assert names(groups, 0.1) == ["1.weight"] and names(groups, 0.0) == ["0.weight", "0.bias", "1.bias"]

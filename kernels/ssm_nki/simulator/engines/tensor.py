@@ -32,6 +32,7 @@ def nc_matmul(
     """dst[M, N] = stationary[K, M]^T @ moving[K, N], or added to dst where a matmul has written it before.
 
     The sums are float32. `accumulate` says what the default infers: the first matmul overwrites, later ones add.
+    is_stationary_onezero and is_moving_onezero: TensorE may take it that the operand holds only zeros and ones.
     """
     for name, value in {"tile_position": tile_position, "tile_size": tile_size}.items():
         if value:
@@ -40,19 +41,22 @@ def nc_matmul(
         raise UnsupportedError(f"The simulator does not have perf_mode={perf_mode}.")
     _check_matmul(dst, stationary, moving, is_transpose)
     adds = _adds(dst, accumulate)
+    hinted = [tensor for tensor, hint in ((stationary, is_stationary_onezero), (moving, is_moving_onezero)) if hint]
 
     def product() -> np.ndarray:
+        for tensor in hinted:
+            exact = ((tensor.values == 0) | (tensor.values == 1)).all()
+            require(bool(exact), "{!r} is said to be onezero, and holds other numbers than 0 and 1.", tensor)
         result = float32(stationary).T @ float32(moving)  # [M, N]
         return result + float32(dst) if adds else result
 
-    hints = [is_stationary_onezero, is_moving_onezero]
     issue(
         "nc_matmul",
         Engine.tensor,
         [dst],
         [stationary, moving],
         product,
-        options=["one_zero"] if any(hints) else [],
+        options=["one_zero"] if hinted else [],
         state=ACCUMULATED,
     )
 
