@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ssm_trn.bench import report as bench_report
 from ssm_trn.cli import main
 from ssm_trn.evaluation import report
 
@@ -44,3 +45,13 @@ def test_what_a_page_links_to_exists(page):
 def test_the_table_is_that_of_the_results():
     table = report.table(report.read_results(ROOT / "docs" / "compare_quick" / "results.json", "models"))
     assert report.into_markers(README, table) == README
+
+
+@pytest.mark.parametrize(
+    ("folder", "of", "write"),
+    [("compare_quick", "models", report.write_report), ("bench", "comparisons", bench_report.write_report)],
+    ids=["compare_quick", "bench"],
+)
+def test_a_report_in_docs_is_that_of_its_results(folder, of, write, tmp_path):
+    write(report.read_results(ROOT / "docs" / folder / "results.json", of), tmp_path)
+    assert (tmp_path / "report.md").read_text() == (ROOT / "docs" / folder / "report.md").read_text()

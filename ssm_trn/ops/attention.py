@@ -57,7 +57,7 @@ def attention(
     if reset is not None and mask is not None:
         reset = reset & mask  # a masked step is as if deleted, its reset with it
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    form = backends.select("attention", {"reference": reference, "torch": fused})
+    form = backends.select("attention", {"reference": reference, "torch": fused}, q.device)
     new = (k, v, next_positions(cache, mask, q.shape[0], q.shape[1], q.device))
     if cache is None and mask is None and reset is None and (window is None or window >= q.shape[1]):
         return form(q, k, v, None, scale), new

@@ -1,7 +1,8 @@
 """Which implementation of an op runs: each op offers its forms by name, and this file chooses.
 
     reference   the recurrence as a plain loop: the truth
-    torch       the chunked matmul form: the default, on every device but a NeuronCore
+    torch       the chunked matmul form: the default, on every device but a NeuronCore (on XLA devices the plain loop
+                stands in for it: its custom operators would be wrong there)
     nki         kernels for AWS Trainium (ssm_trn.ops.nki): the default there; on CPU tensors they run in a simulator
     fla         a library of kernels for GPUs, which no op uses yet
 
@@ -52,13 +53,15 @@ def use_backend(name: str) -> Iterator[None]:
         _chosen = before
 
 
-def select(op: str, forms: Mapping[str, Callable]) -> Callable:
+def select(op: str, forms: Mapping[str, Callable], device: torch.device) -> Callable:
     """The form of `op` to run where no kernel does: the one asked for by `use_backend`, else `torch`."""
-    if _chosen is None or _chosen in forms:
-        return forms[_chosen or "torch"]
-    if op not in nki.KERNELS:
+    if _chosen is not None and _chosen not in forms and op not in nki.KERNELS:
         _warn_once(f"{op} has no '{_chosen}' form: its torch form runs")
-    return forms["torch"]
+    name = _chosen if _chosen in forms else "torch"
+    if name == "torch" and device.type == "xla" and op in nki.KERNELS:
+        # These forms write into views inside custom operators, and XLA's tensors would lose what is written there.
+        name = "reference"
+    return forms[name]
 
 
 def find_kernel(op: str, arguments: Mapping[str, Any]) -> Callable | None:
@@ -82,7 +85,8 @@ def find_kernel(op: str, arguments: Mapping[str, Any]) -> Callable | None:
             return nki.KERNELS[op]
         if _chosen == "nki":
             raise ValueError(f"{obstacle}; the torch backend has no such limit")
-    _warn_once(f"{op} runs in its torch form: {obstacle}")
+    form = "as a plain loop over time, slowly" if device.type == "xla" else "in its torch form"
+    _warn_once(f"{op} runs {form}: {obstacle}")
     return None
 
 

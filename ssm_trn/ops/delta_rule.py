@@ -86,7 +86,7 @@ def delta_rule(
             correction[1] = correction[1].masked_fill(reset[..., None, None], 0)
         if state is None:
             state = v.new_zeros(batch, heads, q.shape[-1], values, dtype=dtype)
-        form = select("delta_rule", {"reference": reference, "torch": chunked})
+        form = select("delta_rule", {"reference": reference, "torch": chunked}, v.device)
         if length == 1:  # a decode step needs no chunk
             form = single
         out, state = form(q, k, v, log_decay, correction, cast(state, dtype), scale, chunk_size or CHUNK_SIZE)

@@ -66,7 +66,7 @@ def linear_attention(
         log_decay = v.new_zeros(batch, length, heads, dtype=dtype)
     if state is None:
         state = v.new_zeros(batch, heads, q.shape[-1], values, dtype=dtype)
-    form = select("linear_attention", {"reference": reference, "torch": chunked})
+    form = select("linear_attention", {"reference": reference, "torch": chunked}, v.device)
     if length == 1:  # a decode step needs no chunk
         form = single
     with full_precision(v.device):

@@ -53,7 +53,7 @@ def long_conv(
     if state is not None:
         history = torch.cat([state.to(dtype), history], 1)  # [B, P, D], P = S + T
     document = None if reset is None else F.pad(reset.cumsum(1), (history.shape[1] - length, 0))  # its number [B, P]
-    form = select("long_conv", {"reference": reference, "torch": halved})
+    form = select("long_conv", {"reference": reference, "torch": halved}, x.device)
     if length == 1:
         form = single
     with full_precision(x.device):

@@ -72,7 +72,7 @@ def selective_scan(
     if negative_eigenvalues and A.is_complex():
         raise ValueError("negative_eigenvalues is for real A: a complex A has eigenvalues of every sign without it")
     state = A.new_zeros(x.shape[0], *A.shape) if state is None else cast(state, dtype)
-    form = select("selective_scan", {"reference": reference, "torch": chunked})
+    form = select("selective_scan", {"reference": reference, "torch": chunked}, x.device)
     if x.shape[1] == 1:  # a decode step needs no blocks, and no guard: autocast leaves its operators alone
         return single(x, dt, A, B, C, D, state, reset, scale_input, negative_eigenvalues)
     with full_precision(x.device):

@@ -57,7 +57,7 @@ def short_conv(
     filters = cast(weight, dtype).t()  # [W, D]
     silu = activation == "silu"
     arguments = {"x": x, "weight": weight, "bias": bias, "state": tail, "age": age, "silu": silu}
-    form = select("short_conv", {"reference": reference, "torch": blocked})
+    form = select("short_conv", {"reference": reference, "torch": blocked}, x.device)
     if length == 1:  # a decode step needs no blocks
         y = single(history, filters, bias, age, silu)
     elif kernel := find_kernel("short_conv", arguments):

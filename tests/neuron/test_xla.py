@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ssm_nki import sdk
-from ssm_trn.ops import nki
+from ssm_trn.ops import backends, nki
 from tests.neuron import measure
 from tests.ops.test_nki import KERNEL_CASES
 
@@ -48,3 +48,11 @@ def test_equals_torch(case, device):
     device, calls = device
     assert all(error < 1e-5 for error in measure.compare(case, device, 40, torch.float32))
     assert calls == [f"{case.op.__name__}_forward", f"{case.op.__name__}_backward"]
+
+
+@pytest.mark.parametrize("case", KERNEL_CASES, ids=lambda case: case.name)
+def test_without_the_sdk_what_runs_is_right(case):
+    with pytest.warns(RuntimeWarning, match="as a plain loop"):
+        backends._warned.clear()
+        errors = measure.compare(case, torch_xla.device(), 5, torch.float32)
+    assert max(errors) < 1e-5

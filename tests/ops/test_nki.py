@@ -222,6 +222,16 @@ def test_float64_runs_as_torch(case, warned):
     assert message in str(warned[0].message)
 
 
+def test_xla_devices_without_kernels_get_the_plain_loop():
+    forms = {"reference": "loop", "torch": "chunks"}
+    xla = torch.device("xla")
+    for op in ("linear_attention", "delta_rule", "selective_scan", "short_conv"):
+        assert backends.select(op, forms, xla) == "loop" and backends.select(op, forms, torch.device("cpu")) == "chunks"
+        with ops.use_backend("torch"):
+            assert backends.select(op, forms, xla) == "loop"
+    assert backends.select("attention", forms, xla) == "chunks"  # made of PyTorch's own operators
+
+
 def test_a_single_step_is_no_kernels(calls):
     with ops.use_backend("nki"):
         for case in KERNEL_CASES:
