@@ -57,7 +57,7 @@ def select(op: str, forms: Mapping[str, Callable], device: torch.device) -> Call
     """The form of `op` to run where no kernel does: the one asked for by `use_backend`, else `torch`."""
     if _chosen is not None and _chosen not in forms and op not in nki.KERNELS:
         _warn_once(f"{op} has no '{_chosen}' form: its torch form runs")
-    name = _chosen if _chosen in forms else "torch"
+    name = _chosen if _chosen is not None and _chosen in forms else "torch"
     if name == "torch" and device.type == "xla" and op in nki.KERNELS:
         # These forms write into views inside custom operators, and XLA's tensors would lose what is written there.
         name = "reference"
