@@ -321,17 +321,17 @@ def test_one_strong_decay_erases_what_came_before(case, log_decay):
 
 def test_the_backend_is_chosen_by_name():
     """The kernels' in tests/ops/test_nki.py."""
-    forms = {"reference": "loop", "torch": "chunks"}
+    forms, cpu = {"reference": "loop", "torch": "chunks"}, torch.device("cpu")
     with pytest.raises(ValueError, match="unknown backend 'cuda': choose one of reference, torch, nki"):
         ops.use_backend("cuda").__enter__()
     with pytest.raises(ValueError, match="no op has an 'fla' form yet: use torch, which runs on a GPU too"):
         ops.use_backend("fla").__enter__()
-    assert select("linear_attention", forms) == "chunks"
+    assert select("linear_attention", forms, cpu) == "chunks"
     with ops.use_backend("reference"):
         with ops.use_backend("torch"):
-            assert select("linear_attention", forms) == "chunks"
-        assert select("linear_attention", forms) == "loop"  # the inner choice ends with its block
-    assert select("linear_attention", forms) == "chunks"
+            assert select("linear_attention", forms, cpu) == "chunks"
+        assert select("linear_attention", forms, cpu) == "loop"  # the inner choice ends with its block
+    assert select("linear_attention", forms, cpu) == "chunks"
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.op in (CONV, LONG_CONV, ATTENTION)], ids=lambda case: case.name)
