@@ -10,6 +10,7 @@ from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from ssm_trn.runtime import yield_idle_threads
 
@@ -80,20 +81,28 @@ def _train(subcommand: str) -> Callable[[list[str]], None]:
 
 def _function(module: str, name: str) -> Callable[[list[str]], None]:
     """A command that is a function: its arguments are the options, its docstring the help."""
+    return lambda words: _call(name, getattr(import_module(module), name), words)
 
-    def run(words: list[str]) -> None:
-        from jsonargparse import auto_cli
 
-        from ssm_trn.runtime import set_up_process
+def _functions(name: str, modules: dict[str, str]) -> Callable[[list[str]], None]:
+    """A command with subcommands, each a function in the module beside its name."""
+    return lambda words: _call(name, [getattr(import_module(module), of) for of, module in modules.items()], words)
 
-        function = getattr(import_module(module), name)
-        parameters = signature(function).parameters.values()
-        switches = {f"--{parameter.name}" for parameter in parameters if parameter.default is False}
-        words = [f"{word}=true" if word in switches else word for word in words]
-        set_up_process()
-        auto_cli(function, args=words, prog=f"ssm-trn {name}", exit_on_error=False)
 
-    return run
+def _call(command: str, functions: Any, words: list[str]) -> None:
+    from jsonargparse import auto_cli
+
+    from ssm_trn.runtime import set_up_process
+
+    parameters = [
+        parameter
+        for function in (functions if isinstance(functions, list) else [functions])
+        for parameter in signature(function).parameters.values()
+    ]
+    switches = {f"--{parameter.name}" for parameter in parameters if parameter.default is False}
+    words = [f"{word}=true" if word in switches else word for word in words]
+    set_up_process()
+    auto_cli(functions, args=words, prog=f"ssm-trn {command}", exit_on_error=False)
 
 
 def _lm_eval(words: list[str]) -> None:
@@ -137,7 +146,17 @@ COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
         "turn a model from or into another project's format, with its tokenizer",
         _function("ssm_trn.interop.command", "convert"),
     ),
-    "bench": ("time ops and models beside other implementations", _function("ssm_trn.bench.command", "bench")),
+    "bench": (
+        "what models cost on this device; ops and models beside other implementations",
+        _functions(
+            "bench",
+            {
+                "ops": "ssm_trn.bench.command",
+                "step": "ssm_trn.bench.command",
+                "model": "ssm_trn.bench.model_command",
+            },
+        ),
+    ),
 }
 
 

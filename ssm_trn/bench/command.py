@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ssm_trn.bench import report
 from ssm_trn.bench.measure import Comparison, measure
@@ -17,17 +17,14 @@ COMPARISONS = {"ops": OPS, "step": STEPS}
 PEERS = ("transformers", "mambapy", "mlstm_kernels")
 
 
-def bench(
-    group: Literal["ops", "step"], rows: str | None = None, rounds: int | None = None, output: str = "runs/bench"
-) -> dict[str, Any]:
-    """Measures ops or models beside other implementations on one CPU thread, and prints and writes what was found.
+def ops(rows: str | None = None, rounds: int | None = None, output: str = "runs/bench") -> dict[str, Any]:
+    """Forward and backward passes of ops beside other implementations, on one CPU thread.
 
     Rows that the folder holds already and that are not measured now stay. The extra 'dev' brings the other libraries
     but mlstm_kernels, whose licence keeps it out: `pip install --no-deps mlstm_kernels` lets its row run.
 
     Args:
-        group: ops (forward and backward passes) or step (training steps and decoding of 10-million-parameter models).
-        rows: Names of comparisons, separated by commas; all of the group by default.
+        rows: Names of comparisons, separated by commas; all by default.
         rounds: How often each is timed; by default as often as its duration allows.
         output: Folder of results.json, report.md and ratios.svg.
 
@@ -37,6 +34,27 @@ def bench(
     Raises:
         ValueError: A name is unknown, or the folder holds results of another machine or of other versions.
     """
+    return _bench("ops", rows, rounds, output)
+
+
+def step(rows: str | None = None, rounds: int | None = None, output: str = "runs/bench") -> dict[str, Any]:
+    """Training steps and decoding of 10-million-parameter models beside those of transformers, on one CPU thread.
+
+    Rows that the folder holds already and that are not measured now stay. Arguments, result and errors are those of
+    `ops`.
+
+    Args:
+        rows: Names of comparisons, separated by commas; all by default.
+        rounds: How often each is timed; by default as often as its duration allows.
+        output: Folder of results.json, report.md and ratios.svg.
+
+    Returns:
+        What results.json holds.
+    """
+    return _bench("step", rows, rounds, output)
+
+
+def _bench(group: str, rows: str | None, rounds: int | None, output: str) -> dict[str, Any]:
     if rounds is not None and rounds < 1:
         raise ValueError(f"rounds is {rounds}; it must be at least 1")
     chosen = _chosen(COMPARISONS[group], rows)

@@ -85,7 +85,7 @@ def test_rows_of_libraries_that_are_missing_say_so(tmp_path, monkeypatch):
     [
         (["ops", "--rows", "gal"], "there is no row 'gal': choose of gla, short_conv"),
         (["ops", "--rounds", "0"], "rounds is 0; it must be at least 1"),
-        (["opps"], "group"),
+        (["opps"], "opps"),
     ],
 )
 def test_wrong_input_is_told_in_one_sentence(small, tmp_path, capsys, words, sentence):
