@@ -22,6 +22,17 @@ def unit_length(x: Tensor, eps: float = 1e-6) -> Tensor:
     return cast(wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps), x.dtype)
 
 
+def glu(x: Tensor) -> Tensor:
+    """The first half of the last axis, gated by the second: F.glu by operators whose gradients XLA has too."""
+    value, gate = x.chunk(2, dim=-1)
+    return value * torch.sigmoid(gate)
+
+
+def complex_of(real: Tensor, imaginary: Tensor) -> Tensor:
+    """torch.complex by operators that XLA has too."""
+    return torch.view_as_complex(torch.stack([real, imaginary], -1))
+
+
 class Float32Parameters(nn.Module):
     """A module whose own parameters (not those of its children) are never made in, nor cast to, less than float32.
 

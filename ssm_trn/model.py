@@ -7,6 +7,7 @@ logits = head(norm(x))
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +134,8 @@ class LanguageModel(nn.Module):
 
     def logits(self, features: Tensor) -> Tensor:
         """[..., d_model] -> [..., vocab_size]."""
-        weight = self.embedding.weight if self.head is None else self.head.weight
-        logits, cap = nn.functional.linear(features, weight)[..., : self.config.vocab_size], self.config.logit_soft_cap
+        logits = nn.functional.linear(features, self.embedding.weight) if self.head is None else self.head(features)
+        logits, cap = logits[..., : self.config.vocab_size], self.config.logit_soft_cap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def init_state(self, batch: int, max_length: int, device=None, dtype: torch.dtype | None = None):
@@ -150,17 +151,20 @@ class LanguageModel(nn.Module):
     def parameter_count(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Writes config.json and model.safetensors into `folder`, each whole or not at all."""
+    def save_pretrained(self, folder: str | Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
+        """Writes config.json and model.safetensors into `folder`, each whole or not at all.
+
+        `state_dict` holds the weights where the model itself has only a part of each (see training/sharding.py).
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         dtype = str(self.embedding.weight.dtype).removeprefix("torch.")
         own = {"format_version": FORMAT_VERSION, "model_type": MODEL_TYPE}
         config = {**own, "dtype": dtype, "model": self.config.to_dict()}
-        weights = {name: value.contiguous() for name, value in self.state_dict().items()}
+        weights = {name: value.cpu().contiguous() for name, value in (state_dict or self.state_dict()).items()}
         for name, write in (
-            (WEIGHTS_FILE, lambda path: save_file(weights, path, metadata={"format": "pt"})),
             (CONFIG_FILE, lambda path: path.write_text(json.dumps(config, indent=2) + "\n")),
+            (WEIGHTS_FILE, lambda path: save_file(weights, path, metadata={"format": "pt"})),
         ):
             with replacing(folder / name) as unfinished:
                 write(unfinished)

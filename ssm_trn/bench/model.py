@@ -7,6 +7,7 @@ figure is the median over rounds.
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
@@ -54,8 +55,8 @@ class Workload:
         for name in ("block_length", "batch_size", "new_tokens", "sequences", "rounds"):
             if getattr(self, name) < (2 if name == "block_length" else 1):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1, block_length at least 2")
-        if not self.contexts or min(self.contexts) < 1:
-            raise ValueError(f"contexts are {list(self.contexts)}; give lengths of at least 1")
+        if not self.contexts or min(self.contexts) < 1 or len(set(self.contexts)) < len(self.contexts):
+            raise ValueError(f"contexts are {list(self.contexts)}; give different lengths of at least 1")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype is {self.dtype}; choose {' or '.join(DTYPES)}")
 
@@ -191,7 +192,10 @@ def training_memory(config: ModelConfig, workload: Workload, device: torch.devic
     if device.type not in ("cpu", "cuda"):  # a NeuronCore belongs to one process
         return memory(device).peak
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh_process:
-        return fresh_process.submit(_training_memory, config, workload, str(device)).result()
+        try:
+            return fresh_process.submit(_training_memory, config, workload, str(device)).result()
+        except BrokenProcessPool:  # killed, most likely for want of memory: the other figures are worth having
+            return None
 
 
 def _training_memory(config: ModelConfig, workload: Workload, device: str) -> int | None:

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import yaml
 
 from ssm_trn.bench import model_report
 from ssm_trn.bench.hardware import copy_speed, device_name, energy_meter, memory_size, product_speed
 from ssm_trn.bench.model import DTYPES, Workload, figures, generation_timings, training_memory, training_timings
 from ssm_trn.config import ModelConfig
+from ssm_trn.files import read_yaml
 from ssm_trn.model import LanguageModel
 from ssm_trn.results import FORMAT_VERSION, RESULTS_FILE, machine_facts, write_results
 from ssm_trn.runtime import available_device
@@ -61,6 +61,8 @@ def model(
     place = available_device(device)
     torch.manual_seed(0)
     loaded = {name: of.to(place, DTYPES[dtype]) for name, of in _load(models).items()}
+    folder = Path(output)
+    folder.mkdir(parents=True, exist_ok=True)  # now, so that no figure is lost for want of a place
     given = {
         "flops": peak_tflops and peak_tflops * 1e12,
         "bytes": peak_gigabytes_per_second and peak_gigabytes_per_second * 1e9,
@@ -98,8 +100,6 @@ def model(
         "workload": {**asdict(workload), "price_per_hour": price_per_hour},
         "models": rows,
     }
-    folder = Path(output)
-    folder.mkdir(parents=True, exist_ok=True)
     write_results(folder / RESULTS_FILE, results)
     model_report.write_report(results, folder)
     print(f"\n{model_report.training_table(results)}\n\n{model_report.generation_table(results)}")
@@ -111,13 +111,15 @@ def _load(models: str) -> dict[str, LanguageModel]:
     """The models by the name of their file or folder."""
     loaded: dict[str, LanguageModel] = {}
     for word in (word.strip() for word in models.split(",")):
+        if not word:
+            raise ValueError("the name of a model is empty: give run folders or YAML files, separated by commas")
         path = Path(word)
         if path.stem in loaded:
             raise ValueError(f"two models are called {path.stem}: rename one of the files or folders")
         if path.suffix in (".yaml", ".yml"):
             if not path.is_file():
                 raise FileNotFoundError(f"there is no model config {path}: give one such as configs/model/*.yaml")
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+            values = read_yaml(path)
             if not isinstance(values, dict):
                 raise ValueError(f"{path} describes no model: give a file such as configs/model/*.yaml")
             loaded[path.stem] = LanguageModel(ModelConfig.from_dict(values))

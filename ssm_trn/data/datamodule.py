@@ -37,7 +37,43 @@ IGNORED = -100
 Batch = dict[str, Tensor]
 
 
-class TokenDataModule(pl.LightningDataModule):
+class StepwiseDataModule(pl.LightningDataModule):
+    """What data modules share whose training batches depend on their step alone: to resume is to go on with the next.
+
+    A subclass has `num_workers`, makes `training_batches`, and names in `state_dict` what else decides their content.
+    """
+
+    num_workers: int
+
+    def training_batches(self, rank: int, world_size: int) -> Dataset[Batch]:
+        """The endless row of batches, of which this process takes its part: item s is the batch of step s."""
+        raise NotImplementedError
+
+    def train_dataloader(self) -> "Loader":
+        """Batches without end, from the first step that training has not done yet."""
+        batches = self.training_batches(*self.rank())
+        # `processed` counts the batches whose training step has ended, those of a run that is resumed included.
+        progress = self.trainer.fit_loop.epoch_loop.batch_progress.total
+        return Loader(batches, lambda: count(progress.processed), self.num_workers)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raises ValueError if training would go on with other data than the checkpoint's."""
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            return
+        changed = [name for name, value in self.state_dict().items() if state_dict.get(name) != value]
+        if changed:
+            raise ValueError(
+                f"the checkpoint was trained with another {' and '.join(changed)}, and step s meant other data there: "
+                "resume with the same data settings, or start a new run"
+            )
+
+    def rank(self) -> tuple[int, int]:
+        """Which part of a batch this process takes, of how many."""
+        place = self.trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
+        return place["rank"], place["num_replicas"]
+
+
+class TokenDataModule(StepwiseDataModule):
     """Trains on the train split of a folder that `ssm-trn prepare` made, validates and tests on its held-out split."""
 
     def __init__(
@@ -72,16 +108,16 @@ class TokenDataModule(pl.LightningDataModule):
         """The tokenizer of the folder, after `setup`."""
         return self.validation.tokenizer
 
-    def train_dataloader(self) -> "Loader":
-        """Batches without end, from the first step that training has not done yet."""
-        batches = TrainingBatches(self.train, self.block_length, self.batch_size, self.seed, *self._rank())
-        # `processed` counts the batches whose training step has ended, those of a run that is resumed included.
-        progress = self.trainer.fit_loop.epoch_loop.batch_progress.total
-        return Loader(batches, lambda: count(progress.processed), self.num_workers)
+    def training_batches(self, rank: int, world_size: int) -> "TrainingBatches":
+        return TrainingBatches(self.train, self.block_length, self.batch_size, self.seed, rank, world_size)
+
+    def blocks_of(self, step: int) -> list[int]:
+        """Which blocks of the train split the batch of a step holds, on all devices together."""
+        return TrainingBatches(self.train, self.block_length, self.batch_size, self.seed).blocks_of(step).tolist()
 
     def val_dataloader(self) -> "SizedLoader":
         """Each id of the held-out split once, in its order."""
-        batches = HeldOutBatches(self.validation, self.block_length, self.batch_size, *self._rank())
+        batches = HeldOutBatches(self.validation, self.block_length, self.batch_size, *self.rank())
         return SizedLoader(batches, lambda: range(len(batches)), self.num_workers)
 
     test_dataloader = val_dataloader
@@ -96,22 +132,6 @@ class TokenDataModule(pl.LightningDataModule):
             "batch_size": self.batch_size,
             "seed": self.seed,
         }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raises ValueError if training would go on with other data than the checkpoint's."""
-        if self.trainer.state.fn != TrainerFn.FITTING:
-            return
-        changed = [name for name, value in self.state_dict().items() if state_dict.get(name) != value]
-        if changed:
-            raise ValueError(
-                f"the checkpoint was trained with another {' and '.join(changed)}, and step s meant other data there: "
-                "resume with the same data settings, or start a new run"
-            )
-
-    def _rank(self) -> tuple[int, int]:
-        """Which part of a batch this process takes, of how many."""
-        place = self.trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
-        return place["rank"], place["num_replicas"]
 
 
 def count_blocks(tokens: TokenFile, block_length: int) -> int:
@@ -134,17 +154,22 @@ class TrainingBatches(Dataset[Batch]):
         """Raises ValueError if the split is shorter than a block, or the batch does not divide among the ranks."""
         self.blocks = count_blocks(tokens, block_length)
         self._tokens, self._block_length, self._seed = tokens, block_length, seed
-        self._batch_size, self._rows = batch_size, _rows_of(rank, world_size, batch_size)
+        self._batch_size, self._rows = batch_size, rows_of(rank, world_size, batch_size)
 
     def __getitem__(self, step: int) -> Batch:
+        blocks = self.blocks_of(step)
+        positions = blocks[:, None] * self._block_length + np.arange(self._block_length + 1)  # [rows, L + 1]
+        return _batch(self._tokens.ids(positions))
+
+    def blocks_of(self, step: int) -> np.ndarray:
+        """int64 [rows]: which blocks the batch of a step holds."""
         places = step * self._batch_size + self._rows  # [rows] in the row of epochs
         epochs, indices = np.divmod(places, self.blocks)
         blocks = np.empty_like(places)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            blocks[here] = _epoch_order(self._seed, int(epoch), self.blocks)[indices[here]]
-        positions = blocks[:, None] * self._block_length + np.arange(self._block_length + 1)  # [rows, L + 1]
-        return _batch(self._tokens.ids(positions))
+            blocks[here] = epoch_order(self._seed, int(epoch), self.blocks)[indices[here]]
+        return blocks
 
 
 class HeldOutBatches(Dataset[Batch]):
@@ -154,7 +179,7 @@ class HeldOutBatches(Dataset[Batch]):
         self, tokens: TokenFile, block_length: int, batch_size: int, rank: int = 0, world_size: int = 1
     ) -> None:
         self._tokens, self._block_length = tokens, block_length
-        self._batch_size, self._rows = batch_size, _rows_of(rank, world_size, batch_size)
+        self._batch_size, self._rows = batch_size, rows_of(rank, world_size, batch_size)
 
     def __len__(self) -> int:
         return -(-(len(self._tokens) - 1) // (self._block_length * self._batch_size))
@@ -179,7 +204,10 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         # A generator: Lightning calls iter() once more than it needs, which must not start workers.
-        yield from DataLoader(self.dataset, batch_size=None, sampler=self._steps(), num_workers=self._num_workers)
+        try:
+            yield from DataLoader(self.dataset, batch_size=None, sampler=self._steps(), num_workers=self._num_workers)
+        except ValueError as error:  # of a worker process: its traceback, and what was wrong at the end
+            raise ValueError(str(error).rpartition("ValueError: ")[2].strip()) from error
 
 
 class SizedLoader(Loader):
@@ -190,12 +218,12 @@ class SizedLoader(Loader):
 
 
 @lru_cache(maxsize=2)  # a batch is of one epoch, or of the end of one and the start of the next
-def _epoch_order(seed: int, epoch: int, blocks: int) -> np.ndarray:
+def epoch_order(seed: int, epoch: int, blocks: int) -> np.ndarray:
     # RandomState, since numpy promises that its numbers never change; those of default_rng may with a release.
     return np.random.RandomState([seed, epoch]).permutation(blocks)
 
 
-def _rows_of(rank: int, world_size: int, batch_size: int) -> np.ndarray:
+def rows_of(rank: int, world_size: int, batch_size: int) -> np.ndarray:
     """The rows of the global batch that a rank takes."""
     if batch_size % world_size:
         raise ValueError(f"batch_size {batch_size} is not divisible by the {world_size} devices that share a batch")

@@ -1,36 +1,36 @@
 """`ssm-trn prepare`: text in, a folder with a tokenizer and token files out.
 
 The corpus is read twice and never held in memory: the first pass counts the documents and takes an even sample of them
-to learn a vocabulary from, the second writes the tokens.
+to learn a vocabulary from, the second writes the tokens. Where `max_tokens` ends the second pass, the first one ends
+after as many characters: some quarter of the text.
 
 What is held out depends on the order of the documents alone. Of every `holdout_every` documents, the one after the
 first quarter goes to the validation split (of 20 the sixth); if there are not so many, the last one goes. A corpus of
 one document is cut in two, at the end of the line in which its last `1 / holdout_every` begins. The vocabulary is
 learned from the train split only.
 
-The folder appears complete or not at all: it is written beside its place and renamed.
+The folder appears complete or not at all. The second pass notes now and then how far it is; after an interruption
+the same command reads what was done once more, without encoding it, and goes on.
 """
 
-import fcntl
-import glob
-import os
+import math
 import shutil
-import uuid
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import track
-
-from ssm_trn.data import token_file
+from ssm_trn.data import token_file, unfinished
+from ssm_trn.data.encoding import encoded
+from ssm_trn.data.progress import PassProgress
 from ssm_trn.data.sources import Source, open_source
 from ssm_trn.data.token_file import SPLITS, TokenWriter
 from ssm_trn.data.tokenizer import Tokenizer
+from ssm_trn.files import remove_unfinished
 
 _SAMPLE_CHARACTERS = 2**25  # enough to learn a vocabulary from, and bounds the memory that takes
-_BATCH_CHARACTERS = 2**22  # text that is tokenized at once
+_SAVED_TOKENS = 2**27  # after so many more, what was done so far outlives an interruption
 
 
 def prepare(
@@ -40,6 +40,8 @@ def prepare(
     split: str = "train",
     vocab_size: int = 4096,
     holdout_every: int = 20,
+    max_tokens: int | None = None,
+    processes: int = 1,
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Makes a folder of token files from text, with a tokenizer trained on that text.
@@ -54,6 +56,8 @@ def prepare(
         split: The split of a hub data set to read.
         vocab_size: Number of ids of the tokenizer, 4 special ones and 256 bytes included.
         holdout_every: One document of so many is held out for validation.
+        max_tokens: End with the document that brings the train split to so many tokens; None: read all of the source.
+        processes: How many encode text at a time; the result does not depend on it.
         overwrite: Replace a folder that was prepared in another way.
 
     Returns:
@@ -68,19 +72,30 @@ def prepare(
         raise ValueError("the output and the source need a name; an empty one may come of a shell variable not set")
     if holdout_every < 4:
         raise ValueError(f"holdout_every is {holdout_every}: it must be at least 4")
+    if processes < 1 or (max_tokens is not None and max_tokens < 1):
+        raise ValueError(f"processes is {processes}, max_tokens {max_tokens}: both must be at least 1")
     corpus = open_source(source, text_column, split)
-    settings = {"source": corpus.description, "vocab_size": vocab_size, "holdout_every": holdout_every}
+    settings = {
+        "source": corpus.description,
+        "vocab_size": vocab_size,
+        "holdout_every": holdout_every,
+        "max_tokens": max_tokens,
+    }
     folder = Path(output).resolve()
     if _is_ours(folder) and not overwrite:
         meta = _checked_meta(folder, settings)
         print(f"{output} is already prepared: {_summary(meta)}")
         return meta
-    count, documents, sample = _survey(corpus, holdout_every)
-    tokenizer = Tokenizer.train(sample, vocab_size)
-    with _replacing(folder) as partial:
-        tokenizer.save(partial / token_file.TOKENIZER_FILE)
-        splits = _write_splits(partial, tokenizer, documents(), count, holdout_every)
-        meta = token_file.write_meta(partial, tokenizer, splits, settings)
+    with unfinished.replacing(folder, settings) as partial:
+        if (done := unfinished.saved_progress(partial)) is None:
+            _check_room(folder.parent, max_tokens, vocab_size)
+            count, documents, sample = _survey(corpus, holdout_every, max_tokens)
+            Tokenizer.train(sample, vocab_size).save(partial / token_file.TOKENIZER_FILE)
+        else:
+            count, documents = done["count"], corpus.documents
+        second = _SecondPass(partial, settings, count, done)
+        splits = second.write(documents(), processes)
+        meta = token_file.write_meta(partial, second.tokenizer, splits, settings)
     print(f"Prepared {output}: {_summary(meta)}")
     return meta
 
@@ -91,18 +106,36 @@ def is_held_out(index: int, count: int, holdout_every: int) -> bool:
     return index % holdout_every == offset if count > offset else index == count - 1
 
 
-def _survey(corpus: Source, holdout_every: int) -> tuple[int, Callable[[], Iterator[str]], list[str]]:
+def _check_room(place: Path, max_tokens: int | None, vocab_size: int) -> None:
+    """A ValueError where it is clear from the start that the tokens will not fit on the disk."""
+    needed, free = (max_tokens or 0) * token_file.token_dtype(vocab_size).itemsize, shutil.disk_usage(place).free
+    if needed > free:
+        raise ValueError(
+            f"{max_tokens:,} tokens take {needed / 1e9:.1f} GB, and {place} has {free / 1e9:.1f} GB free: free some, "
+            "choose another output or a smaller max_tokens"
+        )
+
+
+def _survey(
+    corpus: Source, holdout_every: int, max_tokens: int | None
+) -> tuple[int, Callable[[], Iterator[str]], list[str]]:
     """The number of documents, how to read them, and those of the train split to learn a vocabulary from."""
-    count, sample, size, stride = 0, [], 0, 1
-    for document in _progress(corpus.documents(), "Reading"):
-        if count % stride == 0:
-            sample.append((count, document[:_SAMPLE_CHARACTERS]))
-            size += len(sample[-1][1])
-        while size > _SAMPLE_CHARACTERS:  # from here on every second one of those kept so far
-            stride *= 2
-            sample = [(index, text) for index, text in sample if index % stride == 0]
-            size = sum(len(text) for _, text in sample)
-        count += 1
+    count, sample, size, stride, characters = 0, [], 0, 1, 0
+    with PassProgress("Reading", "documents") as progress:
+        for document in corpus.documents():
+            if count % stride == 0:
+                sample.append((count, document[:_SAMPLE_CHARACTERS]))
+                size += len(sample[-1][1])
+            while size > _SAMPLE_CHARACTERS:  # from here on every second one of those kept so far
+                stride *= 2
+                sample = [(index, text) for index, text in sample if index % stride == 0]
+                size = sum(len(text) for _, text in sample)
+            count += 1
+            progress.add(1)
+            characters += len(document)
+            if characters > (max_tokens or math.inf):
+                count = max(count, holdout_every)  # there may be more, and enough that one is held out
+                break
     if count == 0:
         raise ValueError(f"the source '{corpus.description['name']}' has no text in it")
     if count == 1:
@@ -121,34 +154,55 @@ def _cut_in_two(document: str, holdout_every: int) -> tuple[str, str]:
     raise ValueError("the source is one document, too short to hold a part of it out: give it more text")
 
 
-def _write_splits(
-    folder: Path, tokenizer: Tokenizer, documents: Iterator[str], count: int, holdout_every: int
-) -> dict[str, dict[str, int]]:
-    """Writes the token files and returns the counts of each split."""
-    writers = {split: TokenWriter(folder, split, tokenizer) for split in SPLITS}
-    train, validation = (writers[split] for split in SPLITS)
-    index = 0
-    for texts in _batches(_progress(documents, "Tokenizing", count)):
-        for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
-            if tokenizer.decode(ids) != text:
-                raise RuntimeError(f"document {index} does not come back from its tokens: please report this")
-            writer = validation if is_held_out(index, count, holdout_every) else train
-            writer.write(ids, len(text.encode()))
-            index += 1
-    return {split: writer.close() for split, writer in writers.items()}
+class _SecondPass:
+    """Writes the token files of a folder, from the start or from where an earlier pass was interrupted."""
 
+    def __init__(self, folder: Path, settings: dict[str, Any], count: int, done: dict[str, Any] | None) -> None:
+        self._folder, self._settings, self._count = folder, settings, count
+        self._tokenizer_file = folder / token_file.TOKENIZER_FILE
+        self.tokenizer = Tokenizer.load(self._tokenizer_file)
+        remove_unfinished(folder)
+        saved = done["splits"] if done else {}
+        self._writers = {split: TokenWriter(folder, split, self.tokenizer, saved.get(split)) for split in SPLITS}
 
-def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document)
-        if size >= _BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+    def write(self, documents: Iterator[str], processes: int) -> dict[str, dict[str, int]]:
+        """Reads to the end, or until the train split has max_tokens, and returns the counts of each split."""
+        train, validation = (self._writers[split] for split in SPLITS)
+        holdout_every, max_tokens = self._settings["holdout_every"], self._settings["max_tokens"]
+        index, next_save = self._skip(documents), train.counts["tokens"] + _SAVED_TOKENS
+        unit, total = ("tokens", max_tokens) if max_tokens else ("documents", self._count)
+        results = encoded(documents, self._tokenizer_file, processes)
+        with closing(results), PassProgress("Tokenizing", unit, total) as progress:
+            progress.add(train.counts["tokens"] if max_tokens else index)
+            for ids, text_bytes in results:
+                if train.counts["tokens"] >= (max_tokens or math.inf):
+                    break
+                if train.counts["tokens"] >= next_save:
+                    self._save()
+                    next_save += _SAVED_TOKENS
+                writer = validation if is_held_out(index, self._count, holdout_every) else train
+                writer.write(ids, text_bytes)
+                progress.add(len(ids) + 2 if max_tokens else 1)
+                index += 1
+        if not validation.counts["documents"]:
+            raise ValueError(f"max_tokens {max_tokens} ends before a document is held out: choose more")
+        return {split: writer.close() for split, writer in self._writers.items()}
+
+    def _save(self) -> None:
+        splits = {split: writer.save() for split, writer in self._writers.items()}
+        unfinished.save_progress(self._folder, self._settings, {"count": self._count, "splits": splits})
+
+    def _skip(self, documents: Iterator[str]) -> int:
+        """Reads past the documents that are written already and returns how many they are."""
+        counts = [writer.counts for writer in self._writers.values()]
+        skipped, text_bytes = sum(count["documents"] for count in counts), 0
+        with PassProgress("Reading again", "documents", skipped) as progress:
+            for document in islice(documents, skipped):
+                text_bytes += len(document.encode())
+                progress.add(1)
+        if text_bytes != sum(count["bytes"] for count in counts):
+            raise ValueError(f"the source is not what it was when {self._folder} was begun: remove that folder")
+        return skipped
 
 
 def _checked_meta(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
@@ -173,58 +227,6 @@ def _is_ours(folder: Path) -> bool:
             f"{folder} is there already and holds something else than prepared data: choose another output"
         )
     return True
-
-
-@contextmanager
-def _replacing(folder: Path) -> Iterator[Path]:
-    """A new folder that takes the place of `folder` when the block ends well, and vanishes when it does not."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{folder.name}.partial-"
-    _remove_abandoned(folder.parent, prefix)
-    partial = folder.parent / f"{prefix}{uuid.uuid4().hex}"
-    partial.mkdir()
-    lock = _lock(partial)
-    try:
-        yield partial
-        if folder.exists():
-            replaced = folder.rename(folder.parent / f"{prefix}{uuid.uuid4().hex}")
-            partial.rename(folder)
-            shutil.rmtree(replaced)
-        else:
-            partial.rename(folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    finally:
-        if lock is not None:
-            os.close(lock)
-
-
-def _remove_abandoned(parent: Path, prefix: str) -> None:
-    """Removes what killed runs left. A lock ends with its process, so the folders of live runs are known by theirs."""
-    for path in parent.glob(f"{glob.escape(prefix)}*"):
-        if (lock := _lock(path)) is not None:
-            shutil.rmtree(path, ignore_errors=True)
-            os.close(lock)
-
-
-def _lock(folder: Path) -> int | None:
-    """Locks a folder until the returned descriptor is closed; None if it is locked, or cannot be here."""
-    descriptor = None
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        if descriptor is not None:
-            os.close(descriptor)
-        return None
-    return descriptor
-
-
-def _progress(documents: Iterable[str], description: str, total: int | None = None) -> Iterator[str]:
-    """The documents, with a progress bar if someone looks on."""
-    console = Console(stderr=True)
-    return iter(track(documents, description, total, console=console, transient=True, disable=not console.is_terminal))
 
 
 def _summary(meta: dict[str, Any]) -> str:

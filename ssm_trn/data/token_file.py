@@ -12,9 +12,10 @@ The splits are "train" and "validation". Ids are mapped into memory, not read.
 
 import hashlib
 import json
+import os
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import numpy as np
 import sentencepiece
 
 from ssm_trn.data.tokenizer import BOS_ID, EOS_ID, Tokenizer
+from ssm_trn.files import replacing
 
 FORMAT_VERSION = 1
 SPLITS = ("train", "validation")
@@ -133,26 +135,52 @@ def read_meta(folder: str | Path) -> dict[str, Any]:
 
 
 class TokenWriter:
-    """Writes one split, document after document; what it keeps in memory is 8 bytes for each."""
+    """Writes one split, document after document; what it keeps in memory is 8 bytes for each.
 
-    def __init__(self, folder: Path, split: str, tokenizer: Tokenizer) -> None:
+    Given the counts that an earlier writer's `save` returned, it goes on from there.
+
+    Attributes:
+        counts: documents, tokens (BOS and EOS included) and UTF-8 bytes of text so far.
+    """
+
+    def __init__(self, folder: Path, split: str, tokenizer: Tokenizer, saved: dict[str, int] | None = None) -> None:
         self._dtype = token_dtype(tokenizer.vocab_size)
-        self._file = (folder / tokens_name(split)).open("wb")
         self._documents_path = folder / documents_name(split)
         self._offsets = array("q", [0])
-        self._text_bytes = 0
+        self.counts = dict(saved or {"documents": 0, "tokens": 0, "bytes": 0})
+        path = folder / tokens_name(split)
+        self._file = path.open("r+b" if saved else "wb")
+        if saved:
+            size = saved["tokens"] * self._dtype.itemsize
+            if path.stat().st_size < size:
+                raise ValueError(f"{path} was cut short: remove {folder} to begin anew")
+            self._file.truncate(size)  # what was written after `save`
+            self._file.seek(size)
+            self._offsets = array("q", np.load(self._documents_path)[: saved["documents"] + 1].tobytes())
 
-    def write(self, ids: list[int], text_bytes: int) -> None:
+    def write(self, ids: Sequence[int] | np.ndarray, text_bytes: int) -> None:
         """Appends a document, given its ids without BOS and EOS, and the UTF-8 bytes of its text."""
-        self._file.write(np.array([BOS_ID, *ids, EOS_ID], dtype=self._dtype).data)
-        self._offsets.append(self._offsets[-1] + len(ids) + 2)
-        self._text_bytes += text_bytes
+        document = np.empty(len(ids) + 2, dtype=self._dtype)
+        document[0], document[1:-1], document[-1] = BOS_ID, ids, EOS_ID
+        self._file.write(document.data)
+        self.counts["documents"] += 1
+        self.counts["tokens"] += len(document)
+        self.counts["bytes"] += text_bytes
+        self._offsets.append(self.counts["tokens"])
+
+    def save(self) -> dict[str, int]:
+        """Brings all that was written to the disk and returns the counts."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        with replacing(self._documents_path) as unfinished, unfinished.open("wb") as file:
+            np.save(file, np.array(self._offsets, dtype=np.int64))
+        return dict(self.counts)
 
     def close(self) -> dict[str, int]:
-        """Completes the files and returns the counts for meta.json."""
+        """Completes the files and returns the counts, for meta.json."""
+        counts = self.save()
         self._file.close()
-        np.save(self._documents_path, np.array(self._offsets, dtype=np.int64))
-        return {"documents": len(self._offsets) - 1, "tokens": self._offsets[-1], "bytes": self._text_bytes}
+        return counts
 
 
 def write_meta(
@@ -168,9 +196,8 @@ def write_meta(
         splits: the counts of each split.
         settings: the source of the text and what else decided the content of the files.
     """
-    files = {
-        path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in sorted(folder.iterdir())
-    }
+    paths = (folder / name for name in sorted(file_names() - {META_FILE}))
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in paths}
     meta = {
         "format_version": FORMAT_VERSION,
         "settings": settings,

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ssm_trn import ops
-from ssm_trn.layers import widened
+from ssm_trn.layers import complex_of, glu, widened
 from ssm_trn.mixers import register
 from ssm_trn.mixers.base import Mixer, empty_memory, require_positive
 
@@ -68,16 +68,16 @@ class LRU(Mixer):
         written = widened(self.in_proj(x)) * self.gamma_log.exp().repeat(2)
         h, memory = self.remember(written, state[0] if state is not None else None, mask, reset)
         y = self.read_proj(h.to(x.dtype)) + (self.D * x).to(x.dtype)
-        return F.glu(self.out_proj(F.gelu(y))), (memory,)
+        return glu(self.out_proj(F.gelu(y))), (memory,)
 
     def remember(self, written, memory, mask, reset):
         """h for what is written, both [B, T, 2 N], and the last h, [B, N, 2]: real and imaginary parts."""
         # The scan reads twice the real part of C h from each of its states: h once with C = 1/2, once with C = -i/2 for
         # the imaginary part. Its input, 1, is real; what is written goes in as B.
-        rates = torch.complex(-self.nu_log.exp(), self.theta_log.exp())  # [N]
+        rates = complex_of(-self.nu_log.exp(), self.theta_log.exp())  # [N]
         half = torch.full_like(rates, 0.5)
         C = torch.cat([half, -1j * half])[:, None]  # [2 N, 1]
-        B = torch.complex(*written.chunk(2, dim=-1)).repeat(1, 1, 2)[..., None]  # [B, T, 2 N, 1]
+        B = complex_of(*written.chunk(2, dim=-1)).repeat(1, 1, 2)[..., None]  # [B, T, 2 N, 1]
         ones, B, reset = ops.pass_through(mask, torch.ones_like(written), B, reset)
         if memory is not None:
             memory = torch.view_as_complex(memory).repeat(1, 2)[..., None]  # [B, 2 N, 1]

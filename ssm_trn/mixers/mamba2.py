@@ -111,7 +111,7 @@ def signed_decay(log_decay: Tensor) -> tuple[Tensor, Tensor]:
     leave the decay for the values and the output.
     """
     negative = log_decay < -math.log(2)
-    sign = 1 - 2 * (negative.cumsum(1) % 2)
+    sign = 1 - 2 * (negative.cumsum(1, dtype=torch.int64) % 2)
     # |a| - 1 without cancellation where a is near 1 or -1; an |a| of 0 would have no logarithm to differentiate.
     below_one = torch.where(negative, -2 * log_decay.exp(), 2 * torch.expm1(log_decay))
     return torch.log1p(below_one.clamp_min(torch.finfo(log_decay.dtype).eps - 1)), sign

@@ -60,7 +60,7 @@ class RetNet(Mixer):
         q, k, v = (part.view(batch, length, self.n_heads, -1) for part in (q, k, v))  # [B, T, H, K or V]
         # Rather than S at every step, turn q and k by their distance from where S was, and S once, at the end.
         real = torch.ones(batch, length, dtype=torch.bool, device=x.device) if mask is None else mask
-        steps = real.cumsum(1)  # [B, T]
+        steps = real.cumsum(1, dtype=torch.int64)  # [B, T]
         q, k = rotate(q, steps, THETA), rotate(k, steps, THETA)
         k, v, log_decay, reset = ops.pass_through(mask, k, v, self.log_decay(batch, length), reset)
         y, memory = ops.linear_attention(q, k, v, log_decay, reset=reset, state=memory, scale=self.head_dim**-0.5)
@@ -70,7 +70,7 @@ class RetNet(Mixer):
     def log_decay(self, batch: int, length: int):
         """log gamma, [B, T, H]."""
         heads = torch.arange(self.n_heads, device=self.norm.weight.device, dtype=self.norm.weight.dtype)
-        return torch.log1p(-torch.exp2(-5 - heads)).expand(batch, length, -1)
+        return torch.log1p(-(2.0 ** (-5 - heads))).expand(batch, length, -1)
 
     def init_state(self, batch, max_length, device, dtype):
         shape = (batch, self.n_heads, self.head_dim, self.value_head_dim)

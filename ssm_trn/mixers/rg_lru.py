@@ -87,7 +87,7 @@ class RGLRU(Mixer):
     def first_tokens(self, x: Tensor, started: Tensor | None, mask: Tensor | None, reset: Tensor | None):
         """Where nothing came before, bool [B, T]; and, as the new state, whether there was a token in each row [B]."""
         real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
-        first = real.cumsum(1) == 1
+        first = real.cumsum(1, dtype=torch.int64) == 1
         if started is not None:
             first = first & ~started[:, None]
         if reset is not None:

@@ -20,9 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ssm_trn import ops
-from ssm_trn.layers import widened
+from ssm_trn.layers import complex_of, glu, widened
 from ssm_trn.mixers import register
 from ssm_trn.mixers.base import Mixer, empty_memory, require_positive
+from ssm_trn.ops.backends import require_complex
 from ssm_trn.ops.contexts import full_precision
 from ssm_trn.ops.masking import delete_masked
 
@@ -70,13 +71,14 @@ class S4D(Mixer):
         with full_precision(x.device):
             y, memory = (self.recur if x.shape[1] == 1 else self.convolve)(x, memory, mask, reset)
         memory = torch.view_as_real(memory) if memory.is_complex() else memory
-        return F.glu(self.out_proj(F.gelu(y.to(x.dtype)))), (memory,)
+        return glu(self.out_proj(F.gelu(y.to(x.dtype)))), (memory,)
 
     def system(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """dt [D], and A, B after zero-order hold and C [D, N]."""
         dt, A, C = self.dt_log.exp(), -self.A_log.exp(), self.C
         if self.A_imag is not None:
-            A, C = torch.complex(A, self.A_imag), torch.view_as_complex(C)
+            require_complex(A.device)
+            A, C = complex_of(A, self.A_imag), torch.view_as_complex(C)
         return dt, A, torch.expm1(dt[:, None] * A) / A, C
 
     def recur(self, u, memory, mask, reset):
@@ -94,7 +96,7 @@ class S4D(Mixer):
         if mask is not None:  # from here on, the real steps of each row come first, `count` of them
             u, reset, place = delete_masked(u, reset, mask)
         y, _ = ops.long_conv(u, decaying(read * B, rate, length).T, reset=reset)
-        document = None if reset is None else reset.cumsum(1)  # [B, T]
+        document = None if reset is None else reset.cumsum(1, dtype=torch.int64)  # [B, T]
         last = B * decayed_sum(newest_first(u, count, document), rate)
         if memory is not None:
             heard = decaying(read * rate.exp() * memory, rate, length).mT  # [B, T, D]
@@ -141,7 +143,7 @@ def decayed_sum(u: Tensor, rate: Tensor) -> Tensor:
     u = F.pad(u.mT, (0, count * width - u.shape[1])).unflatten(-1, (count, width))  # [B, D, I, J]
     sums = u @ _parts(fine).mT
     if rate.is_complex():
-        sums = torch.complex(*sums.chunk(2, dim=-1))
+        sums = complex_of(*sums.chunk(2, dim=-1))
     return (sums * coarse.mT).sum(-2)
 
 

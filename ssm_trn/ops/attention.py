@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssm_trn.ops import backends
+from ssm_trn.ops.packing import at_last_reset
 
 Cache = tuple[Tensor, Tensor, Tensor]
 
@@ -64,7 +65,7 @@ def attention(
     (keys, values, positions), cache = _store(cache, new, window, mask)
     visible = _visible(new[2], positions, window)
     if reset is not None:  # no look across the beginning of the document, and nothing before it is kept
-        starts = torch.where(reset, new[2], 0).cummax(1).values  # [B, T]
+        starts = at_last_reset(reset, new[2], 0)  # [B, T]
         visible &= positions[:, None, :] >= starts[:, :, None]
         cache = (cache[0], cache[1], cache[2].masked_fill(cache[2] < starts[:, -1:], -1))
     if (
@@ -112,7 +113,10 @@ def empty_cache(batch: int, slots: int, k_shape: Sequence[int], v_shape: Sequenc
 
 def next_positions(cache: Cache | None, mask: Tensor | None, batch: int, length: int, device) -> Tensor:
     """The positions [B, T] of T new steps: real tokens are numbered on from the cache, masked steps get -1."""
-    steps = torch.arange(length, device=device).expand(batch, -1) if mask is None else mask.cumsum(1) - 1
+    if mask is None:
+        steps = torch.arange(length, device=device).expand(batch, -1)
+    else:
+        steps = mask.cumsum(1, dtype=torch.int64) - 1
     if cache is not None:
         steps = steps + cache[2].amax(1, keepdim=True) + 1
     return steps if mask is None else steps.masked_fill(~mask, -1)

@@ -1,8 +1,9 @@
 """Which implementation of an op runs: each op offers its forms by name, and this file chooses.
 
     reference   the recurrence as a plain loop: the truth
-    torch       the chunked matmul form: the default, on every device but a NeuronCore (on XLA devices the plain loop
-                stands in for it: its custom operators would be wrong there)
+    torch       custom operators that go from chunk to chunk: the default, on every device but a NeuronCore
+    parallel    ordinary operators over all chunks at once, in graphs that grow with log(T): the default on NeuronCores
+                and other XLA devices, where no kernel runs
     nki         kernels for AWS Trainium (ssm_trn.ops.nki): the default there; on CPU tensors they run in a simulator
     fla         a library of kernels for GPUs, which no op uses yet
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from ssm_trn.ops import nki
 
-BACKENDS = ("reference", "torch", "nki")
+BACKENDS = ("reference", "torch", "parallel", "nki")
 ACCELERATORS = ("xla", "neuron")  # types of devices on which kernels run without being asked for, if they can
 DTYPES = (torch.float32, torch.bfloat16)  # that kernels take
 # Options of ops that kernels lack, each with the value that leaves it out.
@@ -32,7 +33,7 @@ _warned: set[str] = set()
 
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Run every op inside the block with the backend `name`: "reference", "torch" or "nki".
+    """Run every op inside the block with the backend `name`: "reference", "torch", "parallel" or "nki".
 
     What a backend has no form of (attention has no kernel, nor do some options) runs as torch, with one warning. A
     backward pass uses the backend of its forward pass.
@@ -54,13 +55,13 @@ def use_backend(name: str) -> Iterator[None]:
 
 
 def select(op: str, forms: Mapping[str, Callable], device: torch.device) -> Callable:
-    """The form of `op` to run where no kernel does: the one asked for by `use_backend`, else `torch`."""
-    if _chosen is not None and _chosen not in forms and op not in nki.KERNELS:
-        _warn_once(f"{op} has no '{_chosen}' form: its torch form runs")
+    """The form of `op` to run where no kernel does: the one asked for by `use_backend`, else the device's default."""
+    if _chosen == "nki" and op not in nki.KERNELS:
+        _warn_once(f"{op} has no NKI kernel: one of its other forms runs")
     name = _chosen if _chosen is not None and _chosen in forms else "torch"
-    if name == "torch" and device.type == "xla" and op in nki.KERNELS:
-        # These forms write into views inside custom operators, and XLA's tensors would lose what is written there.
-        name = "reference"
+    # The torch forms write into views inside custom operators, and XLA's tensors lose what is written there.
+    if name == "torch" and device.type in ACCELERATORS and "parallel" in forms:
+        name = "parallel"
     return forms[name]
 
 
@@ -85,9 +86,23 @@ def find_kernel(op: str, arguments: Mapping[str, Any]) -> Callable | None:
             return nki.KERNELS[op]
         if _chosen == "nki":
             raise ValueError(f"{obstacle}; the torch backend has no such limit")
-    form = "as a plain loop over time, slowly" if device.type == "xla" else "in its torch form"
-    _warn_once(f"{op} runs {form}: {obstacle}")
+    form = "parallel" if device.type in ACCELERATORS else "torch"
+    _warn_once(f"{op} runs in its {form} form: {obstacle}")
     return None
+
+
+def require_complex(device: torch.device) -> None:
+    """Raises ValueError on a NeuronCore, whose compiler has no complex numbers."""
+    if device.type == "neuron" or (device.type == "xla" and _xla_kind() == "NEURON"):
+        raise ValueError(
+            "NeuronCores have no complex numbers, which lru and s4d compute with: "
+            "choose another mixer (or s4d with init: real), or train it on another device"
+        )
+
+
+def _xla_kind() -> str:
+    """What XLA devices are in this process: NEURON, CPU, ..."""
+    return os.environ.get("PJRT_DEVICE", "NEURON")
 
 
 def _absence(device: torch.device) -> str | None:
@@ -99,7 +114,7 @@ def _absence(device: torch.device) -> str | None:
     if device.type == "xla":
         if not sdk.REAL:
             return "the Neuron SDK is not installed (there is no nki.jit), so there are no NKI kernels on this device"
-        kind = os.environ.get("PJRT_DEVICE", "NEURON")
+        kind = _xla_kind()
         return None if kind == "NEURON" else f"PJRT_DEVICE={kind} makes XLA devices of something other than NeuronCores"
     if sdk.REAL and device.type == "cpu":
         return "where the Neuron SDK is installed, CPU tensors are simulated only with SSM_NKI_SIMULATE=1"

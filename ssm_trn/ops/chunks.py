@@ -49,7 +49,7 @@ class HeadDecays:
         end = torch.zeros_like(start)  # sums after step s to the end of the block
         pairs = log_decay.new_full((*log_decay.shape, size), -torch.inf)
         pairs.diagonal(dim1=-2, dim2=-1).zero_()
-        for half in _halvings(size):
+        for half in halvings(size):
             (start_0, start_1), (end_0, _) = (x.unflatten(-1, (-1, 2, half)).unbind(-2) for x in (start, end))
             torch.add(start_1[..., :, None], end_0[..., None, :], out=_meetings(pairs, half))
             end_0 += start_1[..., -1:]
@@ -87,7 +87,7 @@ class ChannelDecays:
         self.products = [[r.new_zeros(*r.shape[:-1], size) for _ in writers] for r in readers]
         self.levels: list[tuple] = []
         sums = log_decay * LOG2_E
-        for half in _halvings(size):
+        for half in halvings(size):
             lates = [_halves(r, half)[1] for r in self.readers]
             earlies = [_halves(w, half)[0] for w in self.writers]
             for late, row in zip(lates, self.products, strict=True):
@@ -131,7 +131,7 @@ def decay_of(log_decay: Tensor) -> Tensor:
     return _exp2(log_decay * LOG2_E)
 
 
-def _halvings(size: int) -> list[int]:
+def halvings(size: int) -> list[int]:
     """1, 2, 4, ..., size / 2: the lengths of the halves of all blocks."""
     return [1 << level for level in range(size.bit_length() - 1)]
 

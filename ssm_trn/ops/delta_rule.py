@@ -15,6 +15,7 @@ reads along another, and writes apart from that: S_t = exp(g_t) S_{t-1} - a_t (b
 import torch
 from torch import Tensor
 
+from ssm_trn.ops import parallel
 from ssm_trn.ops.backends import find_kernel, select
 from ssm_trn.ops.chunks import ChannelDecays, HeadDecays, cut, decay_of, fold_reset
 from ssm_trn.ops.contexts import cast, full_precision, one_thread
@@ -86,10 +87,11 @@ def delta_rule(
             correction[1] = correction[1].masked_fill(reset[..., None, None], 0)
         if state is None:
             state = v.new_zeros(batch, heads, q.shape[-1], values, dtype=dtype)
-        form = select("delta_rule", {"reference": reference, "torch": chunked}, v.device)
+        forms = {"reference": reference, "torch": chunked, "parallel": at_once}
+        form = select("delta_rule", forms, v.device)
         if length == 1:  # a decode step needs no chunk
             form = single
-        out, state = form(q, k, v, log_decay, correction, cast(state, dtype), scale, chunk_size or CHUNK_SIZE)
+        out, state = form(q, k, v, log_decay, correction, cast(state, dtype), scale, chunk_size)
     return cast(out, v.dtype), state
 
 
@@ -130,7 +132,7 @@ def reference(
     correction: list[Tensor],
     state: Tensor,
     scale: float,
-    chunk_size: int,
+    chunk_size: int | None,
 ) -> tuple[Tensor, Tensor]:
     """The recurrence as a plain loop, in the dtype of the state.
 
@@ -160,7 +162,7 @@ def _step(q, k, v, decay, correction, state: Tensor) -> tuple[Tensor, Tensor]:
     return q.mT @ state, state
 
 
-def single(q, k, v, log_decay, correction, state: Tensor, scale: float, chunk_size: int) -> tuple[Tensor, Tensor]:
+def single(q, k, v, log_decay, correction, state: Tensor, scale: float, chunk_size) -> tuple[Tensor, Tensor]:
     """`reference` for T = 1, without the loop around the step."""
     q, k, decay, *correction = (cast(x, state.dtype)[..., None] for x in (q, k, log_decay.exp(), *correction))
     out, state = _step(q, k, cast(v, state.dtype)[..., None, :], decay, correction, state.unsqueeze(1))
@@ -196,25 +198,37 @@ def chunked(
     correction: list[Tensor],
     state: Tensor,
     scale: float,
-    chunk_size: int,
+    chunk_size: int | None,
 ) -> tuple[Tensor, Tensor]:
     """The same as `reference`, by matrix products over chunks of steps."""
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, log_decay, *correction, state))
-    settings = 1 << (chunk_size - 1).bit_length(), scale, len(correction) == 1, keep
+    size = 1 << ((chunk_size or CHUNK_SIZE) - 1).bit_length()
+    steps = _steps(q, k, v, log_decay, correction)
+    out, final, *_ = _run(*steps, state, size, scale, len(correction) == 1, keep)
+    return (out if len(correction) == 1 else out[:, 1::2]), final
+
+
+def at_once(q, k, v, log_decay, correction, state: Tensor, scale: float, chunk_size) -> tuple[Tensor, Tensor]:
+    """The same as `reference`, for all chunks at once (parallel.py)."""
+    steps = _steps(q, k, v, log_decay, correction)
+    out, final = parallel.delta_rule(steps, state, chunk_size, scale, len(correction) == 1)
+    return (out if len(correction) == 1 else out[:, 1::2]), final
+
+
+def _steps(q, k, v, log_decay, correction: list[Tensor]) -> tuple[Tensor, ...]:
+    """q, r, w, log_decay, y, beta: two steps for each with `erase`, of which the second reads o."""
     if len(correction) == 1:
-        out, final, *_ = _run(q, k, k, log_decay, v, *correction, state, *settings)
-        return out, final
+        return q, k, k, log_decay, v, *correction
 
     def in_turn(first: Tensor, second: Tensor) -> Tensor:
         return torch.stack([first, second], 2).flatten(1, 2)  # [B, 2 T, H, X]
 
     a, b = correction
-    q, k, v = (x.to(state.dtype) for x in (q, k, v))
+    q, k, v = (x.to(a.dtype) for x in (q, k, v))
     log_decay = log_decay.expand_as(k)
     no_key, no_value = torch.zeros_like(k), torch.zeros_like(v)
     q, r, w, y = in_turn(no_key, q), in_turn(b, no_key), in_turn(a, k), in_turn(no_value, v)
-    out, final, *_ = _run(q, r, w, in_turn(log_decay, no_key), y, torch.ones_like(y[..., :1]), state, *settings)
-    return out[:, 1::2], final
+    return q, r, w, in_turn(log_decay, no_key), y, torch.ones_like(y[..., :1])
 
 
 @torch.library.custom_op("ssm_trn::delta_rule", mutates_args=())

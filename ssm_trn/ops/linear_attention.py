@@ -16,6 +16,7 @@ state before it decays, and weighs the present token apart:
 import torch
 from torch import Tensor
 
+from ssm_trn.ops import parallel
 from ssm_trn.ops.backends import find_kernel, select
 from ssm_trn.ops.chunks import ChannelDecays, HeadDecays, cut, decay_of, fold_reset
 from ssm_trn.ops.contexts import cast, full_precision
@@ -66,7 +67,8 @@ def linear_attention(
         log_decay = v.new_zeros(batch, length, heads, dtype=dtype)
     if state is None:
         state = v.new_zeros(batch, heads, q.shape[-1], values, dtype=dtype)
-    form = select("linear_attention", {"reference": reference, "torch": chunked}, v.device)
+    forms = {"reference": reference, "torch": chunked, "parallel": parallel.linear_attention}
+    form = select("linear_attention", forms, v.device)
     if length == 1:  # a decode step needs no chunk
         form = single
     with full_precision(v.device):

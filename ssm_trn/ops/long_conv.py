@@ -7,6 +7,8 @@ state-space model whose matrices do not depend on the input (S4D: Gu et al. 2022
 steps before it, so the state is all inputs so far, and grows.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -52,8 +54,10 @@ def long_conv(
         history, reset, place = delete_masked(history, reset, mask)
     if state is not None:
         history = torch.cat([state.to(dtype), history], 1)  # [B, P, D], P = S + T
-    document = None if reset is None else F.pad(reset.cumsum(1), (history.shape[1] - length, 0))  # its number [B, P]
-    form = select("long_conv", {"reference": reference, "torch": halved}, x.device)
+    document = None
+    if reset is not None:  # the number of each input's document [B, P]
+        document = F.pad(reset.cumsum(1, dtype=torch.int64), (history.shape[1] - length, 0))
+    form = select("long_conv", {"reference": reference, "torch": halved, "parallel": by_matrices}, x.device)
     if length == 1:
         form = single
     with full_precision(x.device):
@@ -102,11 +106,46 @@ def _of_last_document(history: Tensor, document: Tensor | None) -> Tensor:
 
 def halved(history: Tensor, kernel: Tensor, document: Tensor | None, length: int) -> Tensor:
     """The same as `reference`, in O(P log^2 P)."""
-    reset = None if document is None else F.pad(document.diff(dim=1) > 0, (1, 0))
-    y, _ = short_conv(history, kernel[:NEAR].flip(0).T, reset=reset)
+    y = _near(history, kernel, document)
     if len(kernel) > NEAR:
         y = y + _far(history, kernel, document)
     return y[:, -length:]
+
+
+def _near(history: Tensor, kernel: Tensor, document: Tensor | None) -> Tensor:
+    """What the lags below NEAR give to each step [B, P, D]."""
+    reset = None if document is None else F.pad(document.diff(dim=1) > 0, (1, 0))
+    return short_conv(history, kernel[:NEAR].flip(0).T, reset=reset)[0]
+
+
+def by_matrices(history: Tensor, kernel: Tensor, document: Tensor | None, length: int) -> Tensor:
+    """The same with ordinary operators on real numbers alone: NeuronCores have neither Fourier transforms nor complex
+    numbers. It takes O(P^2), but in products with matrices that all rows and channels share.
+    """
+    y, far_kernel = _near(history, kernel, document), _without_near(kernel)
+    levels = levels_of(history.shape[1], document)
+    x, y = (_padded(t, levels) for t in (history, y))
+    for level in levels:
+        cosine, sine = _waves(level.size, history)  # [size, half + 1]
+        sent = _masked(level.earlier(x), level.sends)  # [B, blocks, half, D]
+        x_cos, x_sin = (wave[: level.half].T @ sent for wave in (cosine, sine))  # [B, blocks, half + 1, D]
+        k_cos, k_sin = (wave[: len(far_kernel)].T @ far_kernel[: level.size] for wave in (cosine, sine))
+        y_cos, y_sin = x_cos * k_cos - x_sin * k_sin, x_cos * k_sin + x_sin * k_cos
+        # A transform of real numbers holds all waves but the first and the last twice.
+        twice = (torch.arange(level.half + 1, device=x.device) % level.half > 0).to(x.dtype)
+        back_cos, back_sin = ((1 + twice) / level.size * wave[level.half :] for wave in (cosine, sine))
+        received = _masked(back_cos @ y_cos + back_sin @ y_sin, level.receives)
+        y_level = F.pad(received, (0, 0, level.half, 0)).flatten(1, 2)
+        y = y + F.pad(y_level, (0, 0, 0, y.shape[1] - y_level.shape[1]))
+    return y[:, history.shape[1] - length : history.shape[1]]
+
+
+def _waves(size: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin of 2 pi t f / size, for steps t < size and frequencies f <= size / 2."""
+    step = torch.arange(size, device=like.device)
+    turns = (step[:, None] * step[: size // 2 + 1] + size // 2) % size - size // 2  # whole turns left out
+    angle = 2 * math.pi / size * turns.to(like.dtype)
+    return angle.cos(), angle.sin()
 
 
 @torch.library.custom_op("ssm_trn::long_conv", mutates_args=())
@@ -202,7 +241,7 @@ def levels_of(length: int, document: Tensor | None = None) -> list[Level]:
 
 def _padded(x: Tensor, levels: list[Level]) -> Tensor:
     """x [B, P, D] with zeros behind it, so that the blocks of each level are whole."""
-    longest = max(level.blocks * level.size for level in levels)
+    longest = max((level.blocks * level.size for level in levels), default=0)
     return F.pad(x, (0, 0, 0, max(0, longest - x.shape[1])))
 
 

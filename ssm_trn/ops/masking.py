@@ -36,4 +36,4 @@ def delete_masked(x: Tensor, reset: Tensor | None, mask: Tensor) -> tuple[Tensor
     x = x.masked_fill(~mask[..., None], 0).gather(1, order[..., None].expand_as(x))
     if reset is not None:
         reset = (reset & mask).gather(1, order)
-    return x, reset, (mask.cumsum(1) - 1).clamp(min=0)
+    return x, reset, (mask.cumsum(1, dtype=torch.int64) - 1).clamp(min=0)

@@ -1,4 +1,4 @@
-"""Documents of several lengths in one row: from the offsets that other libraries use to resets."""
+"""Documents of several lengths in one row: resets from the offsets of other libraries, and where the last one was."""
 
 import torch
 from torch import Tensor
@@ -33,3 +33,15 @@ def resets_from(cu_seqlens: Tensor, length: int | None = None) -> Tensor:
     reset = torch.zeros(1, total, dtype=torch.bool, device=cu_seqlens.device)
     reset[0, [start for start in offsets[:-1] if start < total]] = True
     return reset
+
+
+def at_last_reset(reset: Tensor, x: Tensor, otherwise: int) -> Tensor:
+    """x [B, T] at the last reset so far, `otherwise` before the first; both may only rise over time.
+
+    It is a running maximum, made of ordinary operators (XLA has no cummax of int64).
+    """
+    latest, span = torch.where(reset, x, otherwise), 1
+    while span < latest.shape[1]:
+        latest = torch.cat([latest[:, :span], torch.maximum(latest[:, span:], latest[:, :-span])], 1)
+        span *= 2
+    return latest

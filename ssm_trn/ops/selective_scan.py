@@ -15,8 +15,9 @@ state stands for itself and its conjugate, so y_t = 2 Re(C_t h_t) + D x_t. With 
 import torch
 from torch import Tensor
 
-from ssm_trn.ops.backends import find_kernel, select
+from ssm_trn.ops.backends import find_kernel, require_complex, select
 from ssm_trn.ops.contexts import cast, full_precision
+from ssm_trn.ops.parallel import recurrence
 from ssm_trn.ops.scan_blocks import LARGEST_STEP, chunked
 
 
@@ -53,7 +54,7 @@ def selective_scan(
         derivatives are not available.
 
     Raises:
-        ValueError: if the shapes do not fit together.
+        ValueError: if the shapes do not fit together, or for complex numbers on a device that has none.
     """
     _check(x, dt, A, B, C, D, reset, state)
     arguments: dict = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "reset": reset, "state": state}
@@ -66,13 +67,15 @@ def selective_scan(
     A = cast(A, dtype)
     B, C = (torch.ones_like(A) if t is None else cast(t, dtype) for t in (B, C))
     if is_complex:
+        require_complex(x.device)
         C = 2 * C
     if D is not None:
         D = cast(D, real)
     if negative_eigenvalues and A.is_complex():
         raise ValueError("negative_eigenvalues is for real A: a complex A has eigenvalues of every sign without it")
     state = A.new_zeros(x.shape[0], *A.shape) if state is None else cast(state, dtype)
-    form = select("selective_scan", {"reference": reference, "torch": chunked}, x.device)
+    forms = {"reference": reference, "torch": chunked, "parallel": parallel}
+    form = select("selective_scan", forms, x.device)
     if x.shape[1] == 1:  # a decode step needs no blocks, and no guard: autocast leaves its operators alone
         return single(x, dt, A, B, C, D, state, reset, scale_input, negative_eigenvalues)
     with full_precision(x.device):
@@ -124,6 +127,21 @@ def single(x, dt, A, B, C, D, state, reset, scale_input: bool, negative: bool) -
     dt = cast(dt, real).clamp(max=LARGEST_STEP)
     y, state = _step(cast(x, real), dt, A, B, C, D, state.unsqueeze(1), reset, scale_input, negative)
     return cast(y, x.dtype), state.squeeze(1)  # y [B, 1, D], state [B, D, N]
+
+
+def parallel(x, dt, A, B, C, D, state, reset, scale_input: bool, negative: bool) -> tuple[Tensor, Tensor]:
+    """The same as `reference`, for all steps at once (parallel.py); it keeps decays and states [B, T, D, N]."""
+    real = torch.promote_types(x.dtype, torch.float32)
+    inputs, dt = x.to(real), dt.to(real).clamp(max=LARGEST_STEP)
+    decay = torch.exp(dt[..., None] * A)  # [B, T, D, N]
+    if negative:
+        decay = 2 * decay - 1
+    if reset is not None:
+        decay = decay.masked_fill(reset[..., None, None], 0)
+    written = dt * inputs if scale_input else inputs
+    states = recurrence(decay, written[..., None] * _for_each_channel(B, x), state)  # [B, T + 1, D, N]
+    y = (_for_each_channel(C, x) * states[:, 1:]).sum(-1).real
+    return (y if D is None else y + D * inputs).to(x.dtype), states[:, -1]
 
 
 def _for_each_channel(coefficient: Tensor, x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ The last tap belongs to the current step, as in `torch.nn.Conv1d` with its input
 tail: the last W - 1 inputs, oldest first.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from torch import Tensor
 from ssm_trn.ops.backends import find_kernel, select
 from ssm_trn.ops.contexts import cast, one_thread
 from ssm_trn.ops.masking import delete_masked
+from ssm_trn.ops.packing import at_last_reset
 
 
 def short_conv(
@@ -57,7 +58,8 @@ def short_conv(
     filters = cast(weight, dtype).t()  # [W, D]
     silu = activation == "silu"
     arguments = {"x": x, "weight": weight, "bias": bias, "state": tail, "age": age, "silu": silu}
-    form = select("short_conv", {"reference": reference, "torch": blocked}, x.device)
+    forms: dict[str, Callable] = {"reference": reference, "torch": blocked, "parallel": parallel}
+    form = select("short_conv", forms, x.device)
     if length == 1:  # a decode step needs no blocks
         y = single(history, filters, bias, age, silu)
     elif kernel := find_kernel("short_conv", arguments):
@@ -100,6 +102,13 @@ def single(history: Tensor, weight: Tensor, bias: Tensor | None, age: Tensor | N
     """`reference` for T = 1, without the loop around the step."""
     z = _step(cast(history, weight.dtype), weight, bias, None if age is None else age[:, 0])
     return cast(F.silu(z) if silu else z, history.dtype)
+
+
+def parallel(history: Tensor, weight: Tensor, bias: Tensor, age: Tensor | None, silu: bool) -> Tensor:
+    """The same as `reference`, tap by tap for all steps at once, with ordinary operators alone."""
+    everything = slice(None), slice(0, history.shape[1] - len(weight) + 1)
+    z = _filter(_taps(everything, history, weight.unbind(), age), weight.unbind(), bias)
+    return (F.silu(z) if silu else z).to(history.dtype)
 
 
 # The form that runs: for each tap one multiplication and addition over many steps at once. Time stays before channels,
@@ -207,8 +216,8 @@ def _filter(taps: list[tuple[Tensor, Tensor | None]], weights: Sequence[Tensor],
 
 def _steps_since_reset(reset: Tensor) -> Tensor:
     """bool [B, T] -> int32 [B, T]: 0 at a reset, and as good as infinite before the first one."""
-    steps = torch.arange(reset.shape[1], device=reset.device, dtype=torch.int32)  # XLA has no cummax of int64
-    return steps - torch.where(reset, steps, -(2**30)).cummax(1).values
+    steps = torch.arange(reset.shape[1], device=reset.device, dtype=torch.int32)
+    return steps - at_last_reset(reset, steps, -(2**30))
 
 
 def _last_inputs(history: Tensor, count: int, mask: Tensor | None, age: Tensor | None) -> Tensor:

@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 
@@ -31,7 +32,7 @@ class Throughput(Callback):
             self._seconds += now - self._since
         self._since = now
         if step % trainer.log_every_n_steps == 0 and step > self._logged_step:
-            pl_module.log("tokens_per_second", self._tokens / self._seconds)
+            pl_module.log("tokens_per_second", torch.tensor(self._tokens / self._seconds))  # a tensor on the CPU
             self._tokens, self._seconds, self._logged_step = 0, 0.0, step
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -41,7 +42,8 @@ class Throughput(Callback):
 class TrainingProgressBar(RichProgressBar):
     """A progress bar that shows what was last logged, so that it never waits for the device."""
 
-    SHOWN = {"train/loss": "loss", "validation/bits_per_byte": "bits/byte", "tokens_per_second": "tokens/s"}
+    SHOWN = {"train/loss": "loss", "validation/bits_per_byte": "bits/byte", "validation/accuracy": "accuracy"}
+    SHOWN |= {"tokens_per_second": "tokens/s"}
 
     @property
     def total_train_batches(self) -> int | float:

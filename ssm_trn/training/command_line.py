@@ -8,28 +8,37 @@ import warnings
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from ssm_trn.accelerators import CompileWatch, flavour, process_settings, trainer_settings
 from ssm_trn.runtime import set_up_process
 from ssm_trn.training.callbacks import Throughput, TrainingProgressBar
+from ssm_trn.training.checkpoints import (
+    StepCheckpoint,
+    WholeFileCheckpoints,
+    checkpoint_folder,
+    last_checkpoint,
+    newest_other,
+)
+from ssm_trn.training.faults import StopOnSignal
 from ssm_trn.training.metrics_file import MetricsFile
-from ssm_trn.training.run_folder import RunFolder, WholeFileCheckpoints, checkpoint_folder, last_checkpoint
+from ssm_trn.training.run_folder import ConfigFile, RunFolder
 
 
 class TrainingCommandLine(LightningCLI):
     """`--run_folder` alone says where logs, checkpoints and the exported model go.
 
     `--ckpt_path last` continues the run in that folder, or begins it if there is none, so that a job which is started
-    again after an interruption always has the same command. The checkpoint gives weights, optimizer state and position;
-    every setting comes from the configuration and the command line.
+    again after an interruption always has the same command. The checkpoint gives weights, optimizer state, generators
+    and position; every setting comes from the configuration and the command line. Those that decide the numbers of a
+    run must stay what they were in its folder; in a new folder another run may begin with its checkpoint.
     """
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--run_folder", type=str, default="", help="Folder of this run, such as runs/NAME.")
         parser.link_arguments("run_folder", "trainer.default_root_dir")
-        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(StepCheckpoint, "checkpoint")
         parser.link_arguments("run_folder", "checkpoint.dirpath", compute_fn=checkpoint_folder)
         parser.set_defaults(
             {
@@ -53,16 +62,20 @@ class TrainingCommandLine(LightningCLI):
         last = last_checkpoint(folder)
         if not folder:
             raise ValueError("the run has no folder: name one with --run_folder, such as runs/NAME")
-        if command == "fit" and path is None and os.path.exists(last):
+        present = os.path.exists(last)
+        named = path not in (None, "last")
+        if command == "fit" and present and (path is None or named and not _is_beside(path, last)):
             raise ValueError(
                 f"{folder} holds a run already: continue it with --ckpt_path last, or choose another --run_folder"
             )
-        if command != "fit" and path in (None, "last") and not os.path.exists(last):
-            raise FileNotFoundError(f"{folder} has no checkpoint yet: train it first with ssm-trn fit")
-        if path not in (None, "last") and not os.path.exists(path):
+        if named and not os.path.exists(path):
             raise FileNotFoundError(f"there is no checkpoint {path}: give the path of one, or last")
-        if path in (None, "last"):
-            path = last if os.path.exists(last) else None
+        if not named and not present and (other := newest_other(last)):
+            raise FileNotFoundError(f"{last} is gone: go on from the one before with --ckpt_path {other}")
+        if not named and not present and command != "fit":
+            raise FileNotFoundError(f"{folder} has no checkpoint yet: train it first with ssm-trn fit")
+        if not named:
+            path = last if present else None
         self._checkpoint = {"ckpt_path": path, "weights_only": True}
 
     def fit(self, **arguments: Any) -> None:
@@ -74,7 +87,7 @@ class TrainingCommandLine(LightningCLI):
         except (Exception, SystemExit) as error:
             if is_new and self.trainer.global_step == 0 and self.trainer.is_global_zero:
                 shutil.rmtree(folder, ignore_errors=True)
-            if isinstance(error, SystemExit) and self.trainer.interrupted:  # Lightning's answer to Ctrl-C
+            if isinstance(error.__context__, KeyboardInterrupt):  # Lightning has made a SystemExit of it
                 signal.signal(signal.SIGINT, signal.default_int_handler)  # which it had switched off
                 raise KeyboardInterrupt from error
             raise
@@ -95,11 +108,21 @@ class TrainingCommandLine(LightningCLI):
         if self.subcommand != "fit":
             self.save_config_callback = None  # config.yaml tells how the run was trained
         elif not settings.fast_dev_run:
-            callbacks += [Throughput(), RunFolder(folder)]
+            callbacks += [Throughput(), RunFolder(folder), StopOnSignal()]
             logger = self._loggers(settings.logger, folder)
-        plugins = [*(settings.plugins or []), WholeFileCheckpoints()]
+        on_device = trainer_settings(settings)
+        if (
+            on_device
+            and flavour() != "native"
+            and not any(isinstance(callback, CompileWatch) for callback in callbacks)
+        ):
+            callbacks.append(CompileWatch())
+        on_device = on_device or process_settings(settings)
+        plugins = [*(on_device.pop("plugins", settings.plugins) or []), WholeFileCheckpoints()]
         try:
-            return super().instantiate_trainer(logger=logger, callbacks=callbacks, plugins=plugins, **kwargs)
+            return super().instantiate_trainer(
+                logger=logger, callbacks=callbacks, plugins=plugins, **on_device, **kwargs
+            )
         except TypeError as error:  # how Lightning tells of some wrong settings
             raise ValueError(f"trainer: {error}") from error
 
@@ -124,11 +147,15 @@ def run(subcommand: str, words: list[str]) -> TrainingCommandLine:
         auto_configure_optimizers=False,
         load_from_checkpoint_support=False,
         seed_everything_default=0,
-        save_config_kwargs={"overwrite": True},
+        save_config_callback=ConfigFile,
         parser_kwargs={"prog": "ssm-trn", "exit_on_error": False}
         | {name: {"exit_on_error": False} for name in TrainingCommandLine.subcommands()},
         args=[subcommand, *words],
     )
+
+
+def _is_beside(path: str, other: str) -> bool:
+    return os.path.abspath(os.path.dirname(path)) == os.path.abspath(os.path.dirname(other))
 
 
 def _check_trainer(settings: Any) -> None:
@@ -151,6 +178,7 @@ def _silence() -> None:
         ".*The dirpath has changed.*",  # a checkpoint of another run was asked for
         ".*recommended to use `self.log.*sync_dist=True.*",  # what is logged at the end of an epoch is reduced already
         ".*LeafSpec.* is deprecated.*",
+        ".*FSDP2-wrapped module .* returned a view tensor.*",  # the logits without padding, which nobody writes to
         ".*`max_epochs` was not set.*",  # what ends a training is max_steps
         ".*The number of training batches .* is smaller than the logging interval.*",
     ):

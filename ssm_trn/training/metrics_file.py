@@ -1,6 +1,7 @@
 """metrics.csv: every number that a run logged, kept over interruptions."""
 
 import csv
+import io
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +9,9 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from ssm_trn.files import replacing
+from ssm_trn.files import flush_to_disk, replacing
+
+METRICS_FILE = "metrics.csv"
 
 
 class MetricsFile(Logger):
@@ -20,7 +23,7 @@ class MetricsFile(Logger):
 
     def __init__(self, folder: str):
         super().__init__()
-        self.path = os.path.join(folder, "metrics.csv")
+        self.path = os.path.join(folder, METRICS_FILE)
         self.latest: dict[str, float] = {}
         self._columns: list[str] = []
 
@@ -46,8 +49,22 @@ class MetricsFile(Logger):
         new = [name for name in row if name not in self._columns]
         if new:
             self._rewrite(self._columns + new, self._rows())
-        with open(self.path, "a", newline="") as file:
-            csv.DictWriter(file, self._columns).writerow(row)
+        line = io.StringIO(newline="")
+        csv.DictWriter(line, self._columns).writerow(row)
+        try:
+            with open(self.path, "a", newline="") as file:
+                file.write(line.getvalue())  # a row in one piece
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.path) from error
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Waits until all rows are on the disk."""
+        if os.path.exists(self.path):
+            flush_to_disk(self.path)
+
+    def finalize(self, status: str) -> None:
+        """All rows are in the file; Lightning's own version would save, and hide the error that ended the run."""
 
     @rank_zero_only
     def restart_after(self, step: int) -> None:
@@ -59,7 +76,8 @@ class MetricsFile(Logger):
         if not os.path.exists(self.path):
             return []
         with open(self.path, newline="") as file:
-            rows = list(csv.DictReader(file))
+            whole, newline, _ = file.read().rpartition("\n")  # what follows it was cut short, by a full disk for one
+        rows = list(csv.DictReader(io.StringIO(whole + newline, newline="")))
         if not all((row.get("step") or "").isdecimal() for row in rows):
             raise ValueError(f"{self.path} is not the metrics of a run: move it away")
         return rows

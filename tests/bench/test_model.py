@@ -149,6 +149,9 @@ def test_speeds_of_the_device_are_positive(monkeypatch):
     [
         (["nowhere.yaml"], "there is no model config nowhere.yaml"),
         (["nowhere"], "nowhere holds no model"),
+        (["MODELS,"], "the name of a model is empty"),
+        (["BROKEN"], "broken.yaml is not YAML"),
+        (["MODELS", "--contexts", "[8, 8]"], "contexts are [8, 8]; give different lengths"),
         (["MODELS", "--block_length", "1"], "block_length is 1"),
         (["MODELS", "--contexts", "[]"], "contexts are []"),
         (["MODELS", "--peak_tflops", "0"], "peak_tflops is 0"),
@@ -158,7 +161,8 @@ def test_speeds_of_the_device_are_positive(monkeypatch):
     ],
 )
 def test_wrong_input_is_told_in_one_sentence(models, tmp_path, capsys, words, sentence):
-    words = [word.replace("MODELS", models) for word in words]
+    (tmp_path / "broken.yaml").write_text("d_model: [1")
+    words = [word.replace("MODELS", models).replace("BROKEN", str(tmp_path / "broken.yaml")) for word in words]
     assert main(["bench", "model", *words, "--output", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err.strip()
     assert sentence in error and "\n" not in error

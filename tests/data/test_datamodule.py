@@ -10,7 +10,7 @@ import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
 from ssm_trn.data import TokenDataModule
-from ssm_trn.data.datamodule import HeldOutBatches, Loader, TrainingBatches, _epoch_order
+from ssm_trn.data.datamodule import HeldOutBatches, Loader, TrainingBatches, epoch_order
 from ssm_trn.data.token_file import TokenFile
 from ssm_trn.data.tokenizer import BOS_ID, PAD_ID
 
@@ -78,7 +78,7 @@ def test_a_batch_depends_on_seed_and_step_alone(train):
 
 def test_the_order_is_the_same_on_every_machine():
     """A new release of numpy must not change what a seed means."""
-    assert _epoch_order(0, 1, 10).tolist() == [9, 4, 0, 8, 1, 5, 3, 2, 6, 7]
+    assert epoch_order(0, 1, 10).tolist() == [9, 4, 0, 8, 1, 5, 3, 2, 6, 7]
 
 
 def test_batch_larger_than_the_corpus(train):

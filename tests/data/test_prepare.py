@@ -1,14 +1,20 @@
+import errno
 import fcntl
+import itertools
 import json
+import multiprocessing
 import os
 import signal
 import stat
+from contextlib import suppress
 
+import datasets
 import pytest
 
+from ssm_trn.data import encoding, unfinished
 from ssm_trn.data import prepare as prepare_module
 from ssm_trn.data.prepare import is_held_out, prepare
-from ssm_trn.data.token_file import TokenWriter, held_out_documents
+from ssm_trn.data.token_file import TokenFile, TokenWriter, held_out_documents
 from ssm_trn.data.tokenizer import Tokenizer
 from tests.data.conftest import make_documents, write_jsonl
 
@@ -77,9 +83,84 @@ def test_same_call_makes_the_same_folder(source, output):
 
 def test_batches_do_not_matter(source, output, monkeypatch):
     prepare(str(output), source, vocab_size=320)
-    monkeypatch.setattr(prepare_module, "_BATCH_CHARACTERS", 1)
+    monkeypatch.setattr(encoding, "_BATCH_CHARACTERS", 1)
     prepare(str(output.with_name("again")), source, vocab_size=320)
     assert contents(output) == contents(output.with_name("again"))
+
+
+@pytest.mark.parametrize("max_tokens", [None, 700])
+def test_processes_do_not_matter(source, output, monkeypatch, max_tokens):
+    monkeypatch.setattr(encoding, "_BATCH_CHARACTERS", 500)  # several batches
+    prepare(str(output), source, vocab_size=320, max_tokens=max_tokens)
+    prepare(str(output.with_name("again")), source, vocab_size=320, max_tokens=max_tokens, processes=3)
+    assert contents(output) == contents(output.with_name("again"))
+    assert not [child for child in multiprocessing.active_children() if child.is_alive()]
+
+
+def test_what_goes_wrong_in_another_process_is_told(prepared):
+    documents = ["a", "half \ud800"]
+    with pytest.raises(ValueError, match="half of a surrogate pair"):
+        list(encoding.encoded(documents, prepared / "tokenizer.model", processes=2))
+
+
+def die(first, texts):
+    os.kill(os.getpid(), signal.SIGKILL)  # as a lack of memory ends a process
+
+
+def test_a_process_that_was_killed_is_told(prepared, monkeypatch):
+    monkeypatch.setattr(encoding, "_encode_in_worker", die)
+    with pytest.raises(ValueError, match="was killed, perhaps as memory ran out: ask for fewer"):
+        list(encoding.encoded(["a"], prepared / "tokenizer.model", processes=2))
+
+
+def test_max_tokens_ends_with_the_document_that_reaches_them(tmp_path, output, monkeypatch):
+    documents = make_documents(60)
+    source = str(write_jsonl(tmp_path / "a.jsonl", documents))
+    meta = prepare(str(output), source, vocab_size=320, holdout_every=8, max_tokens=3000)
+    train, validation = (TokenFile.open(output, split) for split in ("train", "validation"))
+    assert train.offsets[-2] < 3000 <= meta["splits"]["train"]["tokens"] == len(train)
+    written = meta["splits"]["train"]["documents"] + meta["splits"]["validation"]["documents"]
+    assert written < 60
+    kept = [text for index, text in enumerate(documents[:written]) if not is_held_out(index, 60, 8)]
+    assert [train.tokenizer.decode(train.document(index)) for index in range(train.documents)] == kept
+    assert list(held_out_documents(output)) == documents[2:written:8]
+    with pytest.raises(ValueError, match="prepared with another max_tokens"):
+        prepare(str(output), source, vocab_size=320, holdout_every=8)
+    everything = prepare(str(output), source, vocab_size=320, holdout_every=8, max_tokens=10**9, overwrite=True)
+    assert sum(counts["documents"] for counts in everything["splits"].values()) == 60
+
+
+def test_max_tokens_bounds_what_is_read_of_the_hub(output, monkeypatch):
+    """A stream without an end can be prepared."""
+    read = []
+
+    def load_dataset(*args, **kwargs):
+        for index in itertools.count():
+            read.append((args, kwargs))
+            yield {"text": f"document {index} " + "some text " * 9}
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    settings = {"source": "hub:owner/name:10BT", "vocab_size": 290, "holdout_every": 8, "max_tokens": 2000}
+    prepare(str(output), **settings)
+    assert len(read) < 20_000  # a batch of them is encoded at once
+    assert read[0] == (("owner/name", "10BT"), {"split": "train", "streaming": True})
+    prepare(str(output.with_name("again")), **settings, processes=2)
+    assert contents(output) == contents(output.with_name("again"))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"max_tokens": 5}, "max_tokens 5 ends before a document is held out"),
+        ({"max_tokens": 0}, "max_tokens 0: both must be at least 1"),
+        ({"processes": 0}, "processes is 0"),
+        ({"max_tokens": 10**17}, "take 200000000.0 GB, and .* free: free some"),
+    ],
+)
+def test_wrong_amounts(source, output, options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        prepare(str(output), source, **{"vocab_size": 320, "holdout_every": 8, **options})
+    assert siblings(output) == []
 
 
 def test_vocabulary_is_learned_from_an_even_sample_of_the_train_split(tmp_path, output, monkeypatch):
@@ -211,6 +292,71 @@ def test_killed_run_is_cleared_by_the_next(source, output, monkeypatch, overwrit
     prepare(str(output), source, vocab_size=320, overwrite=overwrite)
     assert siblings(output) == ["prepared"]
     assert Tokenizer.load(output / "tokenizer.model").vocab_size == 320
+
+
+@pytest.mark.parametrize("failure", ["kill", "network"])
+@pytest.mark.parametrize("max_tokens", [None, 3000])
+def test_interrupted_run_is_gone_on_with(tmp_path, output, monkeypatch, failure, max_tokens):
+    source = str(write_jsonl(tmp_path / "a.jsonl", make_documents(60)))
+    settings = {"vocab_size": 320, "holdout_every": 8, "max_tokens": max_tokens}
+    prepare(str(output.with_name("undisturbed")), source, **settings)
+    monkeypatch.setattr(prepare_module, "_SAVED_TOKENS", 500)
+    process = os.fork()
+    if process == 0:
+
+        def fail():
+            if failure == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("the network is away")
+
+        monkeypatch.setattr(TokenWriter, "write", fail_after(17, fail))
+        with suppress(ValueError):
+            prepare(str(output), source, **settings)
+        os._exit(0)
+    os.waitpid(process, 0)
+    (partial,) = set(output.parent.iterdir()) - {output.with_name("undisturbed")}
+    saved = json.loads((partial / "progress.json").read_text())["splits"]
+    assert 0 < saved["train"]["documents"] + saved["validation"]["documents"] <= 17
+    written, write = [], TokenWriter.write
+    monkeypatch.setattr(TokenWriter, "write", lambda *args: (written.append(args), write(*args)))
+    monkeypatch.setattr(Tokenizer, "train", None)  # the vocabulary is not learned again
+    meta = prepare(str(output), source, **settings)
+    assert contents(output) == contents(output.with_name("undisturbed"))
+    total = sum(counts["documents"] for counts in meta["splits"].values())
+    assert len(written) == total - saved["train"]["documents"] - saved["validation"]["documents"]
+    assert siblings(output) == ["prepared", "undisturbed"]
+
+
+def test_begun_with_other_settings_or_text_is_not_gone_on_with(tmp_path, output, monkeypatch):
+    documents = make_documents(60)
+    source = str(write_jsonl(tmp_path / "a.jsonl", documents))
+    monkeypatch.setattr(prepare_module, "_SAVED_TOKENS", 500)
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patches, pytest.raises(KeyboardInterrupt):
+        patches.setattr(TokenWriter, "write", fail_after(17, interrupt))
+        prepare(str(output), source, vocab_size=320)
+    write_jsonl(tmp_path / "a.jsonl", [documents[1], documents[0] + "x", *documents[2:-1], documents[-1][:-1]])
+    with pytest.raises(
+        ValueError, match="the source is not what it was when .*partial-.* was begun: remove that folder"
+    ):
+        prepare(str(output), source, vocab_size=320)
+    prepare(str(output), source, vocab_size=300)
+    assert siblings(output) == ["prepared"]
+
+
+@pytest.mark.parametrize("note", ["{}", "[]", "{", '{"settings": null}'])
+def test_a_damaged_note_of_the_progress_is_none(tmp_path, note):
+    (tmp_path / unfinished.PROGRESS_FILE).write_text(note)
+    assert unfinished.saved_progress(tmp_path) is None
+
+
+def test_a_full_disk_is_told_with_the_folder(tmp_path):
+    with pytest.raises(OSError) as told, unfinished.replacing(tmp_path / "new", {}):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert told.value.filename == str(tmp_path / "new") and not list(tmp_path.iterdir())
 
 
 def test_run_beside_another_leaves_its_work_alone(source, output):

@@ -5,6 +5,7 @@ import re
 import pytest
 import sentencepiece
 
+from ssm_trn.data import tokenizer as tokenizer_module
 from ssm_trn.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer
 from tests.data.conftest import ODDITIES, VOCAB_SIZE, make_documents
 
@@ -38,13 +39,44 @@ def test_batch_equals_single_texts(tokenizer, documents):
     assert tokenizer.encode_batch([]) == []
 
 
-def test_lines_encode_as_whole_texts_do(tokenizer, documents, tmp_path):
-    """Cutting at the ends of lines must not change the ids: no piece crosses them."""
+def test_words_encode_as_whole_texts_do(tokenizer, documents, tmp_path):
+    """Cutting at the ends of lines and words must not change the ids: no piece crosses them."""
     tokenizer.save(tmp_path / "tokenizer.model")
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
-    for text in (document.replace("\u2581", "") for document in documents):
+    for text in (
+        document.replace("\u2581", "") for document in [*documents, " a  b ", "a   \n  b\t c", *unicode_texts(5)]
+    ):
         assert tokenizer.encode(text) == processor.encode(text)
-    assert not any(re.search(r"[\r\n]", processor.id_to_piece(id)) for id in range(tokenizer.vocab_size))
+    assert not any(re.search("[\r\n]|[^\u2581]\u2581", piece) for piece in tokenizer.pieces)
+
+
+def test_pieces_of_several_words_are_kept(documents):
+    """As a tokenizer of another project may have them."""
+    model = io.BytesIO()
+    options = {"byte_fallback": True, "normalization_rule_name": "identity", "remove_extra_whitespaces": False}
+    ids = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": 3, "add_dummy_prefix": False, "split_by_whitespace": False}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["of the people"] * 99),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=280,
+        minloglevel=2,
+        **options,
+        **ids,
+    )
+    tokenizer = Tokenizer(model.getvalue())
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    for text in ("of the people", "the people of the people"):
+        assert tokenizer.encode(text) == processor.encode(text)
+    assert len(tokenizer.encode("of the people")) < 3
+
+
+def test_no_more_words_are_remembered_than_the_limit(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer_module, "_REMEMBERED", 30)
+    words = [f"word{number}" for number in range(100)]
+    expected = [tokenizer.encode(word) for word in words]
+    assert [tokenizer.encode(word) for word in words] == expected
+    assert len(tokenizer._ids_of) <= 32
 
 
 def test_texts_join(tokenizer):

@@ -149,4 +149,8 @@ def _results(case: ops_cases.Case, inputs, state, reset: Tensor, device: torch.d
     generator = torch.Generator().manual_seed(7)
     weights = [torch.randn(x.shape, generator=generator).to(x.dtype).to(device) for x in results]
     gradients = torch.autograd.grad(results, [*inputs.values(), *state], weights, materialize_grads=True)
+    if device.type == "xla":
+        import torch_xla
+
+        torch_xla.sync()  # one graph of all, not one for each that is read
     return [x.detach().cpu() for x in (*results, *gradients)]

@@ -27,8 +27,8 @@ REFUSED = {
     "selective_scan-negative": "no option negative_eigenvalues",
     "selective_scan-complex": "A is complex64",
     "selective_scan-complex-fixed": "takes B for each step and in one group only",
-    "attention": "attention has no 'nki' form",
-    "long_conv": "long_conv has no 'nki' form",
+    "attention": "attention has no NKI kernel",
+    "long_conv": "long_conv has no NKI kernel",
 }
 KERNEL_CASES = [case for case in CASES if case.name not in REFUSED and case.op not in (ATTENTION, LONG_CONV)]
 BFLOAT16 = ("linear_attention-head-groups", "delta_rule-channel", "selective_scan", "short_conv-bias-silu")
@@ -222,14 +222,25 @@ def test_float64_runs_as_torch(case, warned):
     assert message in str(warned[0].message)
 
 
-def test_xla_devices_without_kernels_get_the_plain_loop():
-    forms = {"reference": "loop", "torch": "chunks"}
-    xla = torch.device("xla")
-    for op in ("linear_attention", "delta_rule", "selective_scan", "short_conv"):
-        assert backends.select(op, forms, xla) == "loop" and backends.select(op, forms, torch.device("cpu")) == "chunks"
-        with ops.use_backend("torch"):
-            assert backends.select(op, forms, xla) == "loop"
-    assert backends.select("attention", forms, xla) == "chunks"  # made of PyTorch's own operators
+def test_accelerators_without_kernels_get_the_parallel_form():
+    forms = {"reference": "loop", "torch": "chunks", "parallel": "at once"}
+    xla, cpu = torch.device("xla"), torch.device("cpu")
+    assert backends.select("delta_rule", forms, xla) == "at once"
+    assert backends.select("delta_rule", forms, cpu) == "chunks"
+    with ops.use_backend("torch"):  # its custom operators would be wrong there
+        assert backends.select("delta_rule", forms, xla) == "at once"
+    with ops.use_backend("reference"):
+        assert backends.select("delta_rule", forms, xla) == "loop"
+    assert backends.select("attention", {"torch": "fused"}, xla) == "fused"  # made of PyTorch's own operators
+
+
+def test_complex_numbers_are_refused_where_there_are_none(monkeypatch):
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    backends.require_complex(torch.device("xla"))
+    monkeypatch.setenv("PJRT_DEVICE", "NEURON")
+    backends.require_complex(torch.device("cpu"))
+    with pytest.raises(ValueError, match="NeuronCores have no complex numbers, which lru and s4d compute with: choose"):
+        backends.require_complex(torch.device("xla"))
 
 
 def test_a_single_step_is_no_kernels(calls):
@@ -262,7 +273,7 @@ def test_a_size_that_is_too_large(op, arguments, limit, warned, monkeypatch):
     monkeypatch.setattr(backends, "ACCELERATORS", ("cpu",))
     for _ in range(2):
         op(*arguments)
-    assert [str(w.message) for w in warned] == [f"{op.__name__} runs in its torch form: {message}"]
+    assert [str(w.message) for w in warned] == [f"{op.__name__} runs in its parallel form: {message}"]
 
 
 def test_the_limits_can_be_asked_for():
@@ -303,15 +314,15 @@ def test_why_there_are_no_kernels_on_a_device(monkeypatch):
     assert "PJRT_DEVICE=CPU" in backends._absence(absence["xla"])
 
 
-def test_an_accelerator_without_the_sdk_computes_by_torch_and_says_why(warned, monkeypatch):
+def test_an_accelerator_without_the_sdk_computes_in_parallel_and_says_why(warned, monkeypatch):
     case = NAMED["delta_rule-head"]
     inputs = case.inputs(9, torch.float32)
     monkeypatch.setattr(backends, "ACCELERATORS", ("cpu",))
     monkeypatch.setattr(backends, "_absence", lambda device: "the Neuron SDK is not installed")
     for _ in range(2):
         out, _ = case(inputs)
-    assert [str(w.message) for w in warned] == ["delta_rule runs in its torch form: the Neuron SDK is not installed"]
-    with ops.use_backend("torch"):
+    assert [str(w.message) for w in warned] == ["delta_rule runs in its parallel form: the Neuron SDK is not installed"]
+    with ops.use_backend("parallel"):
         assert torch.equal(out, case(inputs)[0])
 
 

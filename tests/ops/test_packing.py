@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ssm_trn import ops
+from ssm_trn.ops.packing import at_last_reset
 
 
 def test_a_document_begins_at_each_offset():
@@ -38,3 +39,12 @@ def test_a_packed_row_is_alone_in_its_batch():
     q = torch.zeros(2, 4, 1, 3)
     with pytest.raises(ValueError, match=r"reset must be \[2, 4\], got \[1, 4\]"):
         ops.linear_attention(q, q, q, reset=ops.resets_from(torch.tensor([0, 1, 4])))
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 64, 65])
+def test_what_stood_at_the_last_reset(length):
+    generator = torch.Generator().manual_seed(length)
+    reset = torch.rand(3, length, generator=generator) < 0.2
+    x = torch.randint(5, (3, length), generator=generator).cumsum(1)
+    expected = torch.where(reset, x, -7).cummax(1).values
+    assert torch.equal(at_last_reset(reset, x, -7), expected)

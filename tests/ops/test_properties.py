@@ -322,7 +322,7 @@ def test_one_strong_decay_erases_what_came_before(case, log_decay):
 def test_the_backend_is_chosen_by_name():
     """The kernels' in tests/ops/test_nki.py."""
     forms, cpu = {"reference": "loop", "torch": "chunks"}, torch.device("cpu")
-    with pytest.raises(ValueError, match="unknown backend 'cuda': choose one of reference, torch, nki"):
+    with pytest.raises(ValueError, match="unknown backend 'cuda': choose one of reference, torch, parallel, nki"):
         ops.use_backend("cuda").__enter__()
     with pytest.raises(ValueError, match="no op has an 'fla' form yet: use torch, which runs on a GPU too"):
         ops.use_backend("fla").__enter__()

@@ -15,29 +15,12 @@ from ssm_trn import LanguageModel
 from ssm_trn.cli import main
 from ssm_trn.data import Tokenizer
 from ssm_trn.training import LanguageModelModule
+from ssm_trn.training.checkpoints import last_checkpoint
 from ssm_trn.training.command_line import run as run_command
-from ssm_trn.training.run_folder import last_checkpoint
-from tests.training.tiny import metrics, prepare_data, write_config
+from tests.training.runs import fit
+from tests.training.tiny import metrics
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    return write_config(folder / "config.yaml", prepare_data(folder))
-
-
-@pytest.fixture(scope="module")
-def undisturbed(config, tmp_path_factory):
-    """The folder of a run of 8 steps that nothing interrupted."""
-    run = tmp_path_factory.mktemp("runs") / "undisturbed"
-    assert main(["fit", "--config", config, "--run_folder", str(run)]) == 0
-    return run
-
-
-def fit(config, run, *words):
-    return main(["fit", "--config", config, "--run_folder", str(run), *words])
 
 
 def test_every_step_is_logged(undisturbed):
@@ -199,18 +182,16 @@ def test_a_checkpoint_of_another_model_or_format_is_refused(config, undisturbed,
 
 
 def test_a_checkpoint_is_whole_or_not_there(tmp_path, monkeypatch):
-    from lightning.fabric.plugins import TorchCheckpointIO
-
-    from ssm_trn.training.run_folder import WholeFileCheckpoints
+    from ssm_trn.training.checkpoints import WholeFileCheckpoints
 
     path = tmp_path / "last.ckpt"
     WholeFileCheckpoints().save_checkpoint({"step": 1}, path)
 
-    def cut_short(self, checkpoint, path, storage_options=None):
-        Path(path).write_bytes(b"half")
+    def cut_short(checkpoint, file):
+        file.write(b"half")
         raise OSError("no space left")
 
-    monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", cut_short)
+    monkeypatch.setattr(torch, "save", cut_short)
     with pytest.raises(OSError, match="no space left"):
         WholeFileCheckpoints().save_checkpoint({"step": 2}, path)
     assert torch.load(path, weights_only=True) == {"step": 1}

@@ -11,16 +11,17 @@ from ssm_trn.data.prepare import prepare
 VOCAB_SIZE = 300
 
 
-def prepare_data(folder: Path) -> str:
-    """A prepared folder with 12 documents of random words."""
+def prepare_data(folder: Path, documents: int = 12, lines: int = 30) -> str:
+    """A prepared folder with documents of random words."""
     words = random.Random(0)
     texts = folder / "texts"
     texts.mkdir(parents=True)
-    for document in range(12):
-        lines = (
-            " ".join("".join(words.choices("abdeilnorst", k=words.randint(2, 6))) for _ in range(8)) for _ in range(30)
+    for document in range(documents):
+        rows = (
+            " ".join("".join(words.choices("abdeilnorst", k=words.randint(2, 6))) for _ in range(8))
+            for _ in range(lines)
         )
-        (texts / f"{document:02}.txt").write_text("\n".join(lines))
+        (texts / f"{document:02}.txt").write_text("\n".join(rows))
     prepare(str(folder / "data"), source=str(texts), vocab_size=VOCAB_SIZE, holdout_every=6)
     return str(folder / "data")
 
