@@ -16,7 +16,7 @@ import numpy as np
 
 from ssm_nki.simulator import generations
 from ssm_nki.simulator.dtypes import DType
-from ssm_nki.simulator.errors import KernelError, MissingError, UnsupportedError, require
+from ssm_nki.simulator.errors import MissingError, UnsupportedError, require
 
 UNWRITTEN, WRITTEN, ACCUMULATED = 0, 1, 2  # states of an element; ACCUMULATED: the last writer was a matmul
 
@@ -187,10 +187,9 @@ class Tensor:
             shape,
             self,
         )
-        try:
-            values, state = (np.reshape(array, shape, copy=False) for array in (self.values, self.state))
-        except ValueError:
-            raise KernelError(f"{self!r} is not contiguous, so reshape{shape} is no view of it.") from None
+        values, state = self.values.reshape(shape), self.state.reshape(shape)
+        is_view = np.may_share_memory(values, self.values) and np.may_share_memory(state, self.state)
+        require(is_view, "{!r} is not contiguous, so reshape{} is no view of it.", self, shape)
         return Tensor(self.storage, values, state)
 
     def ap(
