@@ -2,6 +2,8 @@
 # make compare       train a recurrent model, Mamba-2 and a transformer of the same size on real text, and compare them
 # make test          all quick tests
 # make test-kernels  every case of the NKI kernels, in the simulator
+# make test-xla      training on torch-xla's CPU client, in an environment of its own that is kept in ~/.cache (7 GB)
+# make torture       20 trainings killed at random instants that go on as if nothing had happened: 10 minutes
 # make test-neuron   the kernels on a NeuronCore: against torch, and their latency into kernels/README.md
 # make lint          style and types
 # make bench         speed and memory of ops and models beside other implementations, on one CPU thread
@@ -14,7 +16,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NEURON_PYTHON := $(if $(VIRTUAL_ENV),python,$(BIN)/python)
 
-.PHONY: install compare test test-kernels test-neuron lint bench clean
+.PHONY: install compare test test-kernels test-xla test-neuron torture lint bench clean
 
 install: $(VENV)/installed
 
@@ -29,10 +31,22 @@ compare: install
 	$(BIN)/ssm-trn compare experiments/compare_quick.yaml
 
 test: install
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadscope -m "not slow and not gpu and not kernels and not neuron"
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadscope -m "not slow and not gpu and not kernels and not neuron and not xla"
 
 test-kernels: install
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 -m kernels tests/kernels tests/ops
+
+test-xla: export PYTHONPATH := $(CURDIR):$(CURDIR)/kernels
+test-xla: export PJRT_DEVICE := CPU
+test-xla: export SSM_TRN_NEURON := xla-cpu
+test-xla: export OMP_NUM_THREADS := 1
+test-xla:
+	python=$$(TORCH_INDEX=$(TORCH_INDEX) tests/xla/environment.sh $(PYTHON)) && \
+		$$python -m pytest -n 2 --dist loadscope -m xla tests/xla tests/neuron
+
+torture: export OMP_NUM_THREADS := 1
+torture: install
+	$(BIN)/python -m tests.training.torture --kills 20
 
 # In the environment that is active, as the Neuron SDK is nothing that `make install` installs.
 test-neuron: export PYTHONPATH := kernels

@@ -4,12 +4,11 @@ import errno
 import os
 import re
 import sys
+import time
 from argparse import ArgumentError
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from inspect import signature
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from ssm_trn.runtime import yield_idle_threads
@@ -22,6 +21,7 @@ commands:"""
 
 _MENDS = {
     errno.ENOSPC: "free some and run the same command again",
+    errno.EDQUOT: "free some and run the same command again",
     errno.EACCES: "choose another path or change its permissions",
     errno.EROFS: "choose another path",
     errno.EEXIST: "a file stands where a folder should be, choose another path",
@@ -29,9 +29,12 @@ _MENDS = {
     errno.EISDIR: "name a file, not a folder",
 }
 _GOING_ON = {
+    "prepare": ": the same command goes on from what was saved",
     "fit": ": the same command goes on from the last checkpoint, with --ckpt_path last",
     "compare": ": the same command goes on from there",
 }
+_LOST = "Connection (closed|reset) by peer"  # in the words of gloo
+_PATIENCE = 10  # seconds, which a busy machine may need to end the first process, and torchrun then the others
 _WRAPPING = re.compile("Parser key|Problem with given class_path|Does not validate")
 
 
@@ -47,7 +50,7 @@ def main(args: Sequence[str] | None = None) -> int:
     words = [word for word in words if word != "--debug"]
     if not words or words[0] in ("-h", "--help"):
         print(DESCRIPTION)
-        print("\n".join(f"  {name:9} {summary}" for name, (summary, _) in COMMANDS.items()))
+        print("\n".join(f"  {name:10} {summary}" for name, (summary, _) in COMMANDS.items()))
         print("\nssm-trn COMMAND --help tells more; --debug shows the traceback of an error.")
         return 0
     try:
@@ -64,8 +67,12 @@ def main(args: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at the end would fail again
         return 141  # as shells tell it: 128 + SIGPIPE
     except Exception as error:
+        if not debug and _is_lost_connection(error):
+            print("ssm-trn: another process of the training ended: it, or torchrun below, tells why", file=sys.stderr)
+            return 1
         if debug or not _is_wrong_input(error):
             raise
+        _let_first_process_tell()
         hint = f"; see ssm-trn {words[0]} --help" if isinstance(error, ArgumentError) else ""
         print(f"ssm-trn: error: {_sentence(error)}{hint}", file=sys.stderr)
         return 2
@@ -106,25 +113,11 @@ def _call(command: str, functions: Any, words: list[str]) -> None:
 
 
 def _lm_eval(words: list[str]) -> None:
-    """lm-eval's command line, with the hub out of reach unless `--online` is among the words.
+    import_module("ssm_trn.evaluation.harness").run(words)
 
-    The tasks whose files are in the folder SSM_TRN_BENCHMARKS take their data from there.
-    """
-    if "--online" not in words:
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from lm_eval.__main__ import cli_evaluate
 
-    import ssm_trn.evaluation.lm  # noqa: F401  (makes `--model ssm_trn` known)
-    from ssm_trn.evaluation.tasks import BENCHMARKS_VARIABLE, tasks_in, write_overlay
-    from ssm_trn.runtime import set_up_process
-
-    set_up_process()
-    with TemporaryDirectory() as overlay:
-        if (benchmarks := os.environ.get(BENCHMARKS_VARIABLE)) and "--include_path" not in words:
-            write_overlay(Path(overlay), tasks_in(Path(benchmarks)), Path(benchmarks))
-            words = [*words, "--include_path", overlay]
-        sys.argv = ["ssm-trn lm-eval", *(word for word in words if word != "--online")]
-        cli_evaluate()
+def _doctor(words: list[str]) -> None:
+    import_module("ssm_trn.doctor").run(words)
 
 
 COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
@@ -134,6 +127,10 @@ COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
     "test": ("the same (the held-out data serves both)", _train("test")),
     "evaluate": ("score a run with lm-eval tasks", _function("ssm_trn.evaluation.evaluate", "evaluate")),
     "lm-eval": ("lm-eval's own command line, with --model ssm_trn", _lm_eval),
+    "benchmarks": (
+        "list the tasks that need no network, and the benchmark files that a folder lacks",
+        _function("ssm_trn.evaluation.tasks", "benchmarks"),
+    ),
     "compare": (
         "train and evaluate several models as a study describes them, and write a report",
         _function("ssm_trn.evaluation.comparison", "compare"),
@@ -146,6 +143,7 @@ COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
         "turn a model from or into another project's format, with its tokenizer",
         _function("ssm_trn.interop.command", "convert"),
     ),
+    "plan": ("memory, hours and cost of a training on trn1, from its file", _function("ssm_trn.plan", "plan")),
     "bench": (
         "what models cost on this device; ops and models beside other implementations",
         _functions(
@@ -157,7 +155,20 @@ COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
             },
         ),
     ),
+    "doctor": ("what this environment can train on, and what in it is known not to work", _doctor),
 }
+
+
+def _is_lost_connection(error: Exception) -> bool:
+    """Whether what failed is an exchange between the processes that torchrun started, as one of them had ended."""
+    told = type(error).__name__ in ("DistBackendError", "DistNetworkError") or re.search(_LOST, str(error))
+    return "TORCHELASTIC_RUN_ID" in os.environ and isinstance(error, RuntimeError) and bool(told)
+
+
+def _let_first_process_tell() -> None:
+    """Waits in all processes of a training but the first: if that has the same error, torchrun ends them meanwhile."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK") != "0":
+        time.sleep(_PATIENCE)
 
 
 def _is_wrong_input(error: Exception) -> bool:

@@ -14,6 +14,7 @@ from ssm_trn.version import VERSION
 
 FORMAT_VERSION = 1
 RESULTS_FILE = "results.json"
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
 
 def read_results(path: str | Path, of: str) -> dict[str, Any]:
@@ -63,6 +64,15 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table with its first column to the left and the others to the right."""
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def into_markers(text: str, content: str) -> str:
+    """`text` with `content` between the lines that mark the place of generated results."""
+    before, found, rest = text.partition(BEGIN)
+    _, ended, after = rest.partition(END)
+    if not found or not ended:
+        raise ValueError(f"there is no place for the table: put the lines '{BEGIN}' and '{END}' where it belongs")
+    return f"{before}{BEGIN}\n\n{content}\n\n{END}{after}"
 
 
 def new_figure(x_label: str, y_label: str, height: float = 4.0):

@@ -68,8 +68,8 @@ def error_of(words, capsys):
         (["--trainer.log_every_n_steps", "0"], "trainer.log_every_n_steps is 0; it must be above 0"),
         (["--trainer.val_check_interval", "0"], "trainer.val_check_interval is 0; it must be above 0"),
         (["--trainer.accumulate_grad_batches", "0"], "trainer.accumulate_grad_batches is 0; it must be above 0"),
-        (["--trainer.gradient_clip_val", "-1"], "trainer.gradient_clip_val is -1.0; it must be at least 0"),
-        (["--trainer.devices", "x"], "trainer: `devices`"),
+        (["--trainer.gradient_clip_val", "-1"], "trainer.gradient_clip_val is -1"),
+        (["--trainer.devices", "x"], "trainer.devices is x: give the number of devices"),
         (["--model.init_args.config.vocab_size", "301"], "the data has a vocabulary of 300, the model one of 301"),
         (["--data.init_args.folder", "nowhere"], "no prepared data in nowhere"),
         (

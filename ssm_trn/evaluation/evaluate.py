@@ -18,6 +18,7 @@ from ssm_trn.model import WEIGHTS_FILE
 
 FORMAT_VERSION = 1
 BITS_PER_BYTE = "bits_per_byte"
+EVALUATION_FILE = "evaluation.json"
 DEFAULT_TASKS = f"{BITS_PER_BYTE},true_ending,word_order"
 
 
@@ -68,7 +69,7 @@ def evaluate(
 
     data = data or data_settings(run_dir).get("folder")
     lm = HarnessModel(run_dir, batch_size=batch_size, max_length=max_length, device=device)
-    path = Path(output or Path(run_dir) / "evaluation.json")
+    path = Path(output or Path(run_dir) / EVALUATION_FILE)
     head = {
         "format_version": FORMAT_VERSION,
         "model_sha256": file_sha256(Path(run_dir) / WEIGHTS_FILE),
@@ -80,7 +81,7 @@ def evaluate(
     earlier = _earlier(path, head)
     with quiet("lm_eval"):
         named = [name for name in names if name != BITS_PER_BYTE]
-        loaded = load_tasks(named, data=data, benchmarks=benchmarks, online=online)
+        loaded = load_tasks(named, data=data, benchmarks=benchmarks, online=online, pretrained=run_dir)
         new = {BITS_PER_BYTE: _score_held_out(lm, data)} if BITS_PER_BYTE in names else {}
         new["tasks"] = _run_tasks(lm, loaded, limit)
     print(table(new))
@@ -97,6 +98,7 @@ def table(result: dict[str, Any]) -> str:
         rows.append(("held-out text", "bits per byte", f"{estimate['value']:.4f}", interval, ""))
     for name, task in result["tasks"].items():
         if task.get("group") not in result["tasks"]:
+            name = f"{name} (near)" if "near" in task else name
             for metric, score in task["metrics"].items():
                 error = f"± {score['stderr']:.4f}" if score["stderr"] is not None else ""
                 rows.append((name, metric, f"{score['value']:.4f}", error, str(task["items"])))
@@ -118,7 +120,10 @@ def _run_tasks(lm, tasks: dict[str, Any], limit: int | None) -> dict[str, dict[s
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # lm-eval's bootstrap would start a process for each core
     from lm_eval.evaluator import evaluate as run
 
+    from ssm_trn.evaluation.tasks import near_tasks
+
     outcome = run(lm, tasks, limit=limit, bootstrap_iters=1000, log_samples=False)
+    near = near_tasks(tasks)
     groups = {task: group for group, members in outcome["group_subtasks"].items() for task in members}
     entries = {}
     for name, scores in outcome["results"].items():
@@ -141,6 +146,8 @@ def _run_tasks(lm, tasks: dict[str, Any], limit: int | None) -> dict[str, dict[s
         }
         if name in groups:
             entries[name]["group"] = groups[name]
+        if name in near:
+            entries[name]["near"] = near[name]
     return entries
 
 

@@ -1,44 +1,42 @@
 """A LanguageModel as lm-eval sees it.
 
-A context is read once: the requests that share it (the choices of a question; all sentences of a test without contexts)
-continue from copies of the state after it. Rows of different length stand in one batch, padded and masked, and a masked
-run equals the run without its masked steps: so no score depends on the batch or on the order.
-
-Where lm-eval's own models leave a choice, this one follows them: how a request is split into context and continuation,
-how rolling windows are cut, and that a context that is too long loses its beginning, BOS included. Unlike theirs, it
-keeps a continuation whole even where that is longer than max_length.
+How requests are scored, each context read once, is in likelihoods.py. Where lm-eval's own models leave a choice, this
+one follows them: how a request is split into context and continuation, how rolling windows are cut, and that a context
+that is too long loses its beginning, BOS included. Unlike theirs, it keeps a continuation whole even where that is
+longer than max_length.
 """
 
+import hashlib
 import json
-import logging
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from inspect import signature
 from os import PathLike
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import torch
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-from torch import Tensor
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
+from torch import nn
 from tqdm import tqdm
 
+from ssm_trn.data.token_file import TOKENIZER_FILE
 from ssm_trn.data.tokenizer import BOS_ID, EOS_ID, Tokenizer
+from ssm_trn.evaluation.likelihoods import batches, score_continuations, score_texts
 from ssm_trn.evaluation.runs import data_settings
-from ssm_trn.evaluation.scoring import log_probabilities
-from ssm_trn.generation.loop import Generation, padded, prefill, unless_full
+from ssm_trn.generation.loop import Generation
 from ssm_trn.generation.sampling import Sampling
 from ssm_trn.generation.text import require_same_vocabulary, stream_text
+from ssm_trn.interop.tokenizer import TOKENIZER_FILES
 from ssm_trn.model import LanguageModel
 from ssm_trn.runtime import available_device
-from ssm_trn.state import map_state
 
-logger = logging.getLogger(__name__)
-T = TypeVar("T")
 DEFAULT_BATCH_SIZE = 16
+WINDOWS, STATE = "windows", "state"
+_FINGERPRINT = "ssm_trn model"  # the key in lm-eval's cache under which it is written whose answers these are
 _SAMPLING_OPTIONS = ("top_k", "top_p", "repetition_penalty")
 _GENERATION_OPTIONS = {"until", "max_gen_toks", "do_sample", "temperature", *_SAMPLING_OPTIONS}
 
@@ -57,6 +55,8 @@ class HarnessModel(TemplateLM):
             (lm-eval's command line names cuda:0 on every machine), the CPU.
         max_batch_size: accepted from lm-eval's command line, and not needed.
         seed: of sampled generations; the n-th request of a call has seed + n.
+        rolling: how whole texts are scored: "windows" of max_length, as lm-eval's other models do, or with the "state"
+            carried from the beginning of a text to its end, for models whose state does not grow.
 
     Raises:
         FileNotFoundError: if the folder holds no trained model.
@@ -71,7 +71,8 @@ class HarnessModel(TemplateLM):
         max_length: int | None = None,
         device: str | torch.device | None = None,
         max_batch_size: int | str | None = None,
-        seed: int = 0,
+        seed: int | str = 0,
+        rolling: str = WINDOWS,
         **unknown,
     ):
         super().__init__()
@@ -79,10 +80,10 @@ class HarnessModel(TemplateLM):
             known = [name for name in signature(HarnessModel).parameters if name != "unknown"]
             raise ValueError(f"the model 'ssm_trn' has no argument '{min(unknown)}': it takes {', '.join(known)}")
         self._device = available_device(device)
-        if isinstance(pretrained, str | PathLike):
-            folder = Path(pretrained)
+        if not isinstance(pretrained, nn.Module):
+            folder = Path(str(pretrained))  # a name of digits arrives as a number
             pretrained = LanguageModel.from_pretrained(folder)
-            tokenizer = tokenizer or Tokenizer.load(folder / "tokenizer.model")
+            tokenizer = tokenizer or _tokenizer(folder)
             max_length = data_settings(folder).get("block_length") if max_length is None else max_length
         if tokenizer is None:
             raise ValueError("a LanguageModel comes without a tokenizer: pass tokenizer=, or the path of a run folder")
@@ -92,10 +93,30 @@ class HarnessModel(TemplateLM):
         self.batch_size = _batch_size(batch_size)
         if max_length is None:
             raise ValueError("the length that the model was trained at is not known here: give max_length")
-        self.max_length = int(max_length)
+        self.max_length, self._seed = _whole_number("max_length", max_length), _whole_number("seed", seed)
         if self.max_length < 2:
             raise ValueError(f"max_length is {self.max_length}; it must be at least 2: a token and its context")
-        self._seed = int(seed)
+        self.rolling = rolling
+        if rolling not in (WINDOWS, STATE):
+            raise ValueError(f"rolling is '{rolling}': choose {WINDOWS} or {STATE}")
+        if rolling == STATE and self.model.state_size(self.max_length) != self.model.state_size(2 * self.max_length):
+            raise ValueError(
+                f"rolling={STATE} is for models whose state does not grow, and this one has attention over more than "
+                f"{self.max_length} tokens: choose rolling={WINDOWS}"
+            )
+
+    @classmethod
+    def create_from_arg_obj(cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None):
+        """The model of --model_args, whose values go before those of lm-eval's own options."""
+        given = {name: value for name, value in (additional_config or {}).items() if value is not None}
+        if "pretrained" not in arg_dict:
+            raise ValueError("the model 'ssm_trn' is one of a folder: name it with --model_args pretrained=RUN_DIR")
+        return cls(**{**given, **arg_dict})
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None):
+        """The same from one string, such as "pretrained=RUN_DIR,max_length=512"."""
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     @property
     def eot_token_id(self) -> int:
@@ -105,6 +126,43 @@ class HarnessModel(TemplateLM):
     def prefix_token_id(self) -> int:
         """What stands before a text: the BOS that each document began with in training."""
         return BOS_ID
+
+    def fingerprint(self) -> str:
+        """SHA-256 of all that its answers depend on: weights, config, tokenizer and settings."""
+        settings = [self.model.config.to_dict(), self.tokenizer.hash, self.max_length, self.rolling, self._seed]
+        sha256 = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+        for name, value in sorted(self.model.state_dict().items()):
+            sha256.update(f"{name} {value.dtype}".encode())
+            sha256.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return sha256.hexdigest()
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval writes of the model into its results."""
+        return {
+            "model_num_parameters": self.model.parameter_count(),
+            "model_dtype": str(next(self.model.parameters()).dtype),
+            "model_sha": self.fingerprint(),
+            "max_length": self.max_length,
+            "rolling": self.rolling,
+        }
+
+    def set_cache_hook(self, cache_hook) -> None:
+        """Takes lm-eval's cache of answers (--use_cache), which does not know whose answers it holds: we write that.
+
+        Raises:
+            ValueError: if they are those of another model, or of this one in another setting.
+        """
+        answers = cache_hook.dbdict
+        if answers is not None:
+            own = self.fingerprint()
+            if not len(answers):
+                answers[_FINGERPRINT] = own
+            elif answers.get(_FINGERPRINT) != own:
+                raise ValueError(
+                    f"{answers.filename} holds answers of another model, or of other settings: name another file with "
+                    "--use_cache, or delete this one"
+                )
+        super().set_cache_hook(cache_hook)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs) -> list[int]:
         """The tokens of a text, with BOS in front unless add_special_tokens is False."""
@@ -134,73 +192,43 @@ class HarnessModel(TemplateLM):
         return self._loglikelihood_tokens(encoded, disable_tqdm)
 
     def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
-        """For each request (text,): its log-probability, each token scored once, in windows of max_length as lm-eval
-        cuts them: each sees one token before its own, only the last as many as fit."""
-        windows, owners = [], []
-        for owner, request in enumerate(requests):
-            tokens = self.tok_encode(request.args[0], add_special_tokens=False)
-            for window in get_rolling_token_windows(tokens, BOS_ID, self.max_length, context_len=1):
-                windows.append((None, *make_disjoint_window(window)))
-                owners.append(owner)
-        totals = [0.0] * len(requests)
-        for owner, (score, _) in zip(owners, self._loglikelihood_tokens(windows, disable_tqdm), strict=True):
-            totals[owner] += score
+        """For each request (text,): its log-probability, each token scored once.
+
+        In windows of max_length as lm-eval cuts them: each sees one token before its own, only the last as many as fit.
+        With rolling="state" each token sees all that is before it.
+        """
+        texts = [self.tok_encode(request.args[0], add_special_tokens=False) for request in requests]
+        score = self._score_windows if self.rolling == WINDOWS else self._score_whole
+        totals = score(texts, disable_tqdm)
         for request, total in zip(requests, totals, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
         return totals
 
-    @torch.inference_mode()
+    def _score_windows(self, texts: list[list[int]], disable_tqdm: bool) -> list[float]:
+        windows, owners = [], []
+        for owner, tokens in enumerate(texts):
+            for window in get_rolling_token_windows(tokens, BOS_ID, self.max_length, context_len=1):
+                windows.append((None, *make_disjoint_window(window)))
+                owners.append(owner)
+        totals = [0.0] * len(texts)
+        for owner, (score, _) in zip(owners, self._loglikelihood_tokens(windows, disable_tqdm), strict=True):
+            totals[owner] += score
+        return totals
+
+    def _score_whole(self, texts: list[list[int]], disable_tqdm: bool) -> list[float]:
+        scores = score_texts(self.model, texts, BOS_ID, self.max_length, self.batch_size)
+        return [score for _, score in sorted(tqdm(scores, "log-likelihood", len(texts), disable=disable_tqdm))]
+
     def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **kwargs) -> list[tuple[float, bool]]:
         """The same for requests as (key of the cache or None, tokens of the context, tokens of the continuation)."""
-        sharing = defaultdict(list)  # requests by their context
-        truncated = 0
-        for index, (_, context, continuation) in enumerate(requests):
-            room = max(self.max_length + 1 - len(continuation), 1)
-            truncated += len(context) > room
-            sharing[tuple(context[-room:])].append(index)
-        if truncated:
-            logger.warning(
-                "%d of %d contexts lost their beginning to max_length %d", truncated, len(requests), self.max_length
-            )
-        longest = {context: max(len(requests[i][2]) for i in indices) for context, indices in sharing.items()}
-        ordered = sorted(sharing, key=lambda context: (-len(context), -longest[context], context))
+        pairs = [(context, continuation) for _, context, continuation in requests]
+        scores = score_continuations(self.model, pairs, self.max_length, self.batch_size)
         answers: list = [None] * len(requests)
-        with tqdm(total=len(requests), desc="log-likelihood", disable=disable_tqdm) as progress:
-            for contexts in _batches(ordered, self.batch_size):
-                state, last = self._read(contexts, max(longest[context] for context in contexts))
-                pairs = [(row, index) for row, context in enumerate(contexts) for index in sharing[context]]
-                pairs.sort(key=lambda pair: (-len(requests[pair[1]][2]), pair))
-                for batch in _batches(pairs, self.batch_size):
-                    rows = torch.tensor([row for row, _ in batch], device=self._device)
-                    scores = self._continue(state, last, rows, [requests[index][2] for _, index in batch])
-                    for (_, index), score in zip(batch, scores, strict=True):
-                        answers[index] = score
-                        if requests[index][0] is not None:
-                            self.cache_hook.add_partial("loglikelihood", requests[index][0], score)
-                    progress.update(len(batch))
+        for index, score, greedy in tqdm(scores, "log-likelihood", len(requests), disable=disable_tqdm):
+            answers[index] = score, greedy
+            if requests[index][0] is not None:
+                self.cache_hook.add_partial("loglikelihood", requests[index][0], answers[index])
         return answers
-
-    def _read(self, contexts: Sequence[Sequence[int]], room: int):
-        """The state after each of B contexts, with room for more tokens, and the last features [B, d_model]."""
-        state = self.model.init_state(len(contexts), max(map(len, contexts)) + room)
-        last, state = prefill(self.model, contexts, state)
-        return state, last
-
-    def _continue(self, state, last: Tensor, rows: Tensor, continuations: list[list[int]]) -> list[tuple[float, bool]]:
-        """Scores of N continuations, the n-th from row rows[n] of the state and of the last features [B, d_model]."""
-        targets, mask = padded(continuations, self._device)  # [N, T]
-        features = last[rows, None]  # [N, 1, d_model]
-        if targets.shape[1] > 1:
-            # A row's last token is only predicted, never read; the step that would read it is masked.
-            inputs, real = targets[:, :-1], mask[:, 1:]
-            new, _ = self.model.features(inputs, map_state(lambda x: x[rows], state), mask=unless_full(real))
-            features = torch.cat([features, new], 1)  # [N, T, d_model]
-        score, greedy = log_probabilities(self.model, features[mask], targets[mask])
-        scores = torch.zeros(mask.shape, dtype=torch.float64, device=self._device)
-        scores[mask] = score.double()
-        likeliest = torch.ones_like(mask)
-        likeliest[mask] = greedy
-        return list(zip(scores.sum(1).tolist(), likeliest.all(1).tolist(), strict=True))
 
     @torch.inference_mode()
     def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
@@ -218,7 +246,7 @@ class HarnessModel(TemplateLM):
                 options = self._generation_options(json.loads(key))
                 room = self.max_length - options["max_gen_toks"]
                 prompts = {index: self.tok_encode(requests[index].args[0])[-room:] for index in indices}
-                for batch in _batches(sorted(indices, key=lambda index: -len(prompts[index])), self.batch_size):
+                for batch in batches(sorted(indices, key=lambda index: -len(prompts[index])), self.batch_size):
                     texts = self._generate([prompts[i] for i in batch], [self._seed + i for i in batch], options)
                     for index, text in zip(batch, texts, strict=True):
                         answers[index] = text
@@ -263,8 +291,20 @@ def _sampling(options: dict) -> Sampling:
     return Sampling(temperature, **given)
 
 
-def _batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    return (items[start : start + size] for start in range(0, len(items), size))
+def _tokenizer(folder: Path) -> Tokenizer:
+    if not (folder / TOKENIZER_FILE).is_file() and (folder / TOKENIZER_FILES[0]).is_file():
+        raise ValueError(
+            f"{folder} has a tokenizer of another project: such a model is evaluated through transformers, with "
+            f"`ssm-trn lm-eval --model hf --model_args pretrained={folder}`"
+        )
+    return Tokenizer.load(folder / TOKENIZER_FILE)
+
+
+def _whole_number(name: str, value: int | str) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} is '{value}'; it must be a whole number") from error
 
 
 def _batch_size(value: int | str | None) -> int:

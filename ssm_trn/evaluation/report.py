@@ -1,106 +1,164 @@
-"""A comparison's results as a table and plots, made from results.json alone.
+"""A comparison's results as tables and plots, made from results.json alone.
 
 python -m ssm_trn.evaluation.report runs/compare_quick/results.json                    report.md and plots beside it
 python -m ssm_trn.evaluation.report docs/compare_quick/results.json --into README.md   its table between the markers
 """
 
 import argparse
+import csv
+import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from ssm_trn.results import markdown_table, new_figure, read_results, save_figure, write_whole
+from ssm_trn.evaluation.figures import figures_of
+from ssm_trn.evaluation.statistics import Mean
+from ssm_trn.evaluation.summary import Row, label, rows_of
+from ssm_trn.results import into_markers, markdown_table, read_results, save_figure, write_whole
 
-BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
-
-
-def write_report(results: dict, folder: Path) -> None:
-    """report.md, learning_curves.svg and decode_speed.svg in `folder`."""
-    plot_learning_curves(results, folder / "learning_curves.svg")
-    plot_decode_speed(results, folder / "decode_speed.svg")
-    text = "\n\n".join(
-        [
-            f"# {results['study']['title']}",
-            table(results),
-            _notes(results),
-            "![Learning curves](learning_curves.svg)",
-            "![Decode speed over context](decode_speed.svg)",
-        ]
-    )
-    write_whole(folder / "report.md", text + "\n")
+CSV_FILE, REPORT_FILE = "results.csv", "report.md"
 
 
-def table(results: dict) -> str:
-    """The models as a Markdown table, one row for each model and seed."""
-    models, baseline = results["models"], results["study"]["baseline"]
-    tasks, lengths = list(models[0]["tasks"]), sorted(models[0]["decode_tokens_per_second"], key=int)
-    contexts = (lengths[0], lengths[-1])  # the plot has those between
-    seeds = len({model["seed"] for model in models}) > 1
-    reference = next(model for model in models if model["name"] == baseline)
-    header = ["model", *(["seed"] if seeds else []), "parameters", "MFLOP per token"]
-    header += ["bits per byte (95 %)", f"against {baseline} (95 %)"]
-    header += [task.replace("_", " ") for task in tasks]
+def write_report(results: dict[str, Any], folder: Path) -> None:
+    """report.md, results.csv and the plots in `folder`."""
+    plots = []
+    for name, (figure, axes, title) in figures_of(results).items():
+        save_figure(figure, axes, folder / f"{name}.svg")
+        plots.append(f"![{title}]({name}.svg)")
+    parts = [
+        f"# {results['study']['title']}",
+        table(results),
+        *tries_table(results),
+        notes(results),
+        models_list(results),
+    ]
+    write_whole(folder / REPORT_FILE, "\n\n".join([*parts, *plots, made_by(results)]) + "\n")
+    write_csv(results, folder / CSV_FILE)
+
+
+def table(results: dict[str, Any]) -> str:
+    return markdown_table(*table_cells(results))
+
+
+def table_cells(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The models in a table, a row for each model and size: its header and its rows."""
+    rows = rows_of(results)
+    first = rows[0].first
+    lengths = sorted(first["decode_tokens_per_second"], key=int)
+    contexts = (lengths[0], lengths[-1])  # the plots have those between
+    baseline = label(results["study"]["baseline"])
+    header = ["model", "parameters", "MFLOP per token", "bits per byte (95 %)", f"against {baseline} (95 %)"]
+    header += [label(task) for task in first["tasks"]]
     header += ["training tokens/s"]
     header += [f"decode tokens/s at {int(context):,}" for context in contexts]
     header += [f"state at {int(context):,}" for context in contexts]
+    lines = []
+    for row in rows:
+        line = [label(row.name), f"{row.first['parameters']:,}", f"{row.first['flops_per_token'] / 1e6:.2f}"]
+        line += [_interval(row.bits_per_byte), _difference(row)]
+        line += [_task(row, task) for task in first["tasks"]]
+        line += [_speed(row, lambda run: run["training_tokens_per_second"])]
+        line += [
+            _speed(row, lambda run, context=context: run["decode_tokens_per_second"][context]) for context in contexts
+        ]
+        line += [f"{row.first['state_bytes'][context] / 1024:,.0f} KiB" for context in contexts]
+        lines.append(line)
+    return header, lines
+
+
+def tries_table(results: dict[str, Any]) -> list[str]:
+    """The learning rates that were tried, as a table; nothing where none were."""
+    if not results["learning_rates"]:
+        return []
+    header, lines = tries_cells(results)
+    return ["Validation loss (nats per token) of the learning rates that were tried:", markdown_table(header, lines)]
+
+
+def tries_cells(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    tries = results["learning_rates"]
+    rates = list(dict.fromkeys(entry["learning_rate"] for entry in tries))
+    lines: dict[str, list[str]] = {}
+    for entry in tries:
+        cell = f"{entry['validation_loss']:.4f}"
+        lines.setdefault(label(entry["name"]), []).append(f"**{cell}**" if entry["chosen"] else cell)
+    return ["model", *(f"{rate:g}" for rate in rates)], [[name, *cells] for name, cells in lines.items()]
+
+
+def write_csv(results: dict[str, Any], path: Path) -> None:
+    """A row for each run, with every figure that is one number."""
     rows = []
-    for model in models:
-        row = [model["name"].replace("_", " "), *([str(model["seed"])] if seeds else []), f"{model['parameters']:,}"]
-        row += [f"{model['flops_per_token'] / 1e6:.2f}"]
-        row += [_interval(model["bits_per_byte"]), _difference(model)]
-        row += [_task(model["tasks"][task]) for task in tasks]
-        row += [_speed(model["training_tokens_per_second"], reference["training_tokens_per_second"])]
-        for context in contexts:
-            speeds = (entry["decode_tokens_per_second"][context] for entry in (model, reference))
-            row += [_speed(*speeds)]
-        row += [_bytes(model["state_bytes"][context]) for context in contexts]
+    for run in results["models"]:
+        row = {name: run[name] for name in ("name", "model", "seed", "parameters", "flops_per_token", "tokens")}
+        row |= {"learning_rate": run["settings"].get("learning_rate"), "bits_per_byte": run["bits_per_byte"]["value"]}
+        row |= {f"{task} ({score['metric']})": score["value"] for task, score in run["tasks"].items()}
+        row["training_tokens_per_second"] = run["training_tokens_per_second"]
+        for quantity in ("decode_tokens_per_second", "seconds_to_first_token", "state_bytes"):
+            row |= {f"{quantity} at {context}": value for context, value in run[quantity].items()}
         rows.append(row)
-    return markdown_table(header, rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(path, text.getvalue())
 
 
-def into_markers(text: str, content: str) -> str:
-    """`text` with `content` between the lines that mark the place of generated results."""
-    before, found, rest = text.partition(BEGIN)
-    _, ended, after = rest.partition(END)
-    if not found or not ended:
-        raise ValueError(f"there is no place for the table: put the lines '{BEGIN}' and '{END}' where it belongs")
-    return f"{before}{BEGIN}\n\n{content}\n\n{END}{after}"
-
-
-def _notes(results: dict) -> str:
-    study, machine = results["study"], results["machine"]
-    first = results["models"][0]
-    seeds = ", ".join(str(seed) for seed in sorted({model["seed"] for model in results["models"]}))
-    data, baseline, fit = results["data"], study["baseline"].replace("_", " "), study["fit"]
-    settings = ", ".join(f"{name} {value}" for name, value in fit["model"]["init_args"].items())
-    tasks = ", ".join(f"{name} ({task['metric']}, {task['items']} items)" for name, task in first["tasks"].items())
-    layers = "\n".join(
-        f"* {model['name'].replace('_', ' ')}: {_layers(model['config'])}" for model in results["models"]
+def notes(results: dict[str, Any]) -> str:
+    """What was measured, and how, in a few sentences."""
+    study, machine, data = results["study"], results["machine"], results["data"]
+    rows = rows_of(results)
+    first, seeds = rows[0].first, study["seeds"]
+    settings = ", ".join(f"{name} {value}" for name, value in first["settings"].items() if name != "learning_rate")
+    budgets = list(dict.fromkeys(f"{row.first['tokens']:,}" for row in rows))
+    rates = {label(row.name): row.first["settings"].get("learning_rate") for row in rows}
+    own = ", ".join(f"{name} {rate}" for name, rate in rates.items())
+    rate = f"learning rate {next(iter(rates.values()))}" if len(set(rates.values())) == 1 else f"learning rates {own}"
+    tasks = ", ".join(
+        f"{label(name)} ({task['metric']}, {task['items']} items)" for name, task in first["tasks"].items()
     )
-    block, speed = study["block_length"], f"{machine['threads']} threads, PyTorch {machine['torch']}"
+    block, curve = study["block_length"], first["learning_curve"]
     return f"""\
-Each model was trained on the same {first["tokens"]:,} tokens in the same order (blocks of {block}, seed {seeds}) of \
-{data["source"]}, with one tokenizer of {data["vocab_size"]:,} pieces and the same settings ({settings}), and scored \
-on {data["held_out_bytes"]:,} held-out bytes in {data["held_out_documents"]} documents, in windows of {block} tokens.
+Each model was trained on the same {" or ".join(budgets)} tokens in the same order (blocks of {block}, seed \
+{", ".join(map(str, seeds))}) of {data["source"]}, with one tokenizer of {data["vocab_size"]:,} pieces and the same \
+settings ({settings}; {rate}), and scored on {data["held_out_bytes"]:,} held-out bytes in \
+{data["held_out_documents"]} documents, in windows of {block} tokens.
 
-* Intervals: 95 %, bootstrap over blocks of 1,024 tokens, paired for the difference. They are of these trained models: \
-the spread over seeds is not in them.
-* Tasks: {tasks or "none"}, with standard error.
+* {_about_intervals(len(seeds))}
+* Tasks: {tasks or "none"}{", with standard error" if tasks and len(seeds) == 1 else ""}.
 * Operations: of a forward pass over {block} tokens.
-* Speeds: measured side by side on {machine["processor"]} ({speed}), on training steps of {study["batch_size"]} x \
-{block} tokens and on greedy decoding of one sequence; in brackets against {baseline}.
-* State: bytes that one sequence has to remember, in float32.
-* Learning curves: of the first {first["learning_curve"]["held_out_tokens"]:,} held-out tokens.
-
-Models:
-
-{layers}
-
-Made by `{results["command"]}`, ssm_trn {machine["ssm_trn"]}."""
+* Speeds: measured side by side on {machine["processor"]} ({machine["threads"]} threads, PyTorch {machine["torch"]}), \
+on training steps of {study["batch_size"]} x {block} tokens and on greedy decoding of one sequence; in brackets \
+against {label(study["baseline"])}.
+* State: bytes that one sequence has to remember.
+* Learning curves: of the first {curve["held_out_tokens"]:,} held-out tokens. They, and the choice among learning \
+rates, look at text that the bits per byte are of too.
+* Loss by position, speeds and states are those of the first seed."""
 
 
-def _layers(config: dict) -> str:
+def _about_intervals(seeds: int) -> str:
+    if seeds == 1:
+        return (
+            "Intervals: 95 %, bootstrap over blocks of 1,024 tokens, paired for the difference. They are of these "
+            "trained models: the spread over seeds is not in them, so no difference is marked as significant."
+        )
+    return (
+        f"Intervals: 95 %, of {seeds} seeds (Student's t) and of the held-out text or the items together; differences "
+        "are paired by seed. An asterisk marks a difference to the baseline whose interval leaves 0 out."
+    )
+
+
+def made_by(results: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    return f"Made by `{results['command']}`, ssm_trn {results['machine']['ssm_trn']}, {versions}."
+
+
+def models_list(results: dict[str, Any]) -> str:
+    lines = (f"* {label(row.name)}: {layers(row.first['config'])}" for row in rows_of(results))
+    return "Models:\n\n" + "\n".join(lines)
+
+
+def layers(config: dict[str, Any]) -> str:
     """The blocks of a model from bottom to top, each with the options that are set."""
     names = []
     for layer in config["layers"]:
@@ -115,55 +173,31 @@ def _layers(config: dict) -> str:
     return f"d_model {config['d_model']}, d_ff {config['d_ff']}, {blocks}"
 
 
-def _interval(estimate: dict) -> str:
-    return f"{estimate['value']:.3f} ({estimate['low']:.3f} to {estimate['high']:.3f})"
+def _interval(mean: Mean, sign: str = "") -> str:
+    text = f"{mean.value:{sign}.3f}"
+    return text if mean.low is None else f"{text} ({mean.low:{sign}.3f} to {mean.high:{sign}.3f})"
 
 
-def _difference(model: dict) -> str:
-    estimate = model.get("difference")
-    return "" if estimate is None else f"{estimate['value']:+.3f} ({estimate['low']:+.3f} to {estimate['high']:+.3f})"
+def _difference(row: Row) -> str:
+    if row.is_baseline:
+        return ""
+    return _interval(row.bits_per_byte_difference, "+") + _mark(row.bits_per_byte_difference)
 
 
-def _task(result: dict) -> str:
-    error = result.get("stderr")
-    return f"{result['value']:.3f}" + ("" if error is None else f" ± {error:.3f}")
+def _task(row: Row, task: str) -> str:
+    if len(row.runs) == 1:
+        score = row.first["tasks"][task]
+        return f"{score['value']:.3f}" + ("" if score["stderr"] is None else f" ± {score['stderr']:.3f}")
+    return _interval(row.score(task)) + ("" if row.is_baseline else _mark(row.score_difference(task)))
 
 
-def _speed(value: float, reference: float) -> str:
-    return f"{value:,.0f} ({value / reference:.2f}x)"
+def _mark(difference: Mean) -> str:
+    """An asterisk for a difference over seeds that is not 0: of one seed nothing is known about others."""
+    return " *" if difference.n > 1 and difference.differs_from_zero else ""
 
 
-def _bytes(count: int) -> str:
-    return f"{count / 1024:,.0f} KiB"
-
-
-def plot_learning_curves(results: dict, path: Path) -> None:
-    """Held-out bits per byte while training."""
-    figure, axes = new_figure("training tokens", "bits per byte of a part of the held-out text")
-    for model in results["models"]:
-        curve = model["learning_curve"]
-        axes.plot(curve["tokens"], curve["bits_per_byte"], marker="o", markersize=3, label=_label(model, results))
-    axes.xaxis.set_major_formatter(lambda tokens, _: f"{tokens:,.0f}")
-    save_figure(figure, axes, path)
-
-
-def plot_decode_speed(results: dict, path: Path) -> None:
-    """Decoding speed over the length of the context."""
-    figure, axes = new_figure("tokens of context", "decoded tokens per second")
-    for model in results["models"]:
-        if model["seed"] == results["models"][0]["seed"]:
-            speeds = model["decode_tokens_per_second"]
-            contexts = [int(context) for context in speeds]
-            axes.plot(contexts, list(speeds.values()), marker="o", label=model["name"].replace("_", " "))
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(contexts, [f"{context:,}" for context in contexts])
-    axes.set_ylim(bottom=0)
-    save_figure(figure, axes, path)
-
-
-def _label(model: dict, results: dict) -> str:
-    seeds = len({entry["seed"] for entry in results["models"]}) > 1
-    return model["name"].replace("_", " ") + (f", seed {model['seed']}" if seeds else "")
+def _speed(row: Row, value: Callable[[dict[str, Any]], float]) -> str:
+    return f"{value(row.first):,.0f} ({value(row.first) / value(row.baseline[0]):.2f}x)"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

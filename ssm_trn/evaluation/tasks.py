@@ -1,266 +1,282 @@
-"""The tasks that a model can be tested on without a network.
+"""The tasks that a model can be tested on: lm-eval's own, with data from files or from the hub, and the package's.
 
-Official ones: lm-eval's own definitions (prompt, metric, version), each included by a small YAML file that replaces
-nothing but the source of the data: a file in a folder of benchmark files. Own ones: made from the held-out documents of
-a prepared data folder, so that they need no download and fit any corpus.
+Without a network there are the tasks whose data are in a folder of benchmark files (benchmarks.py), and those in
+`task_files/`, which need no download: any YAML file of lm-eval's format in there is a task.
 """
 
 import difflib
-import json
-import os
-import random
-import re
-import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import lm_eval.tasks
-import yaml
 from jinja2 import UndefinedError
+from lm_eval.tasks._factory import TaskFactory
+from lm_eval.tasks._index import Entry, Kind
 
-from ssm_trn.data.token_file import held_out_documents
-from ssm_trn.evaluation.runs import data_settings
+from ssm_trn.evaluation.benchmarks import (
+    BENCHMARKS_VARIABLE,
+    NEAR,
+    benchmarks_folder,
+    local_source,
+    missing_files,
+    needed_files,
+)
 
-BENCHMARKS_VARIABLE = "SSM_TRN_BENCHMARKS"
-OWN_TASKS = ("true_ending", "word_order")
-_ITEMS = 200
-_SENTENCE_END = re.compile(r"""[.!?]["'\u201d\u2019)]*(?=\s)|\n""")  # abbreviations end some too early: no harm done
+logger = logging.getLogger(__name__)
 _TASK_FILES = Path(__file__).with_name("task_files")
 _OFFICIAL = Path(lm_eval.tasks.__file__).parent
-
-# Name of the task: lm-eval's definition, and the file in the benchmarks folder.
-_BENCHMARKS = {
-    "arc_challenge": ("arc/arc_challenge.yaml", "arc_challenge/test.jsonl"),
-    "arc_easy": ("arc/arc_easy.yaml", "arc_easy/test.jsonl"),
-    "boolq": ("super_glue/boolq/default.yaml", "boolq/validation.jsonl"),
-    "copa": ("super_glue/copa/default.yaml", "copa/validation.jsonl"),
-    "lambada_openai": ("lambada/lambada_openai.yaml", "lambada_openai/test.jsonl"),
-    "piqa": ("piqa/piqa.yaml", "piqa/validation.jsonl"),
-    "wikitext": ("wikitext/wikitext.yaml", "wikitext2_raw/test.jsonl"),
-    "winogrande": ("winogrande/default.yaml", "winogrande/validation.jsonl"),
-} | {
-    f"blimp_{path.stem}": (f"blimp/{path.name}", f"blimp/{path.stem}.jsonl")
-    for path in sorted(_OFFICIAL.glob("blimp/[!_]*.yaml"))
-}
-_GROUPS = {"blimp": ("blimp/_blimp.yaml", [name for name in _BENCHMARKS if name.startswith("blimp_")])}
+# Where lm-eval defines the tasks whose data may come from files, and the recall tasks in cloze form that need the hub
+# (Arora et al. 2024, arXiv:2402.18668). To read all its 14,000 definitions takes 10 seconds.
+_FOLDERS = ["arc", "blimp", "crows_pairs", "gsm8k", "lambada", "piqa", "super_glue", "wikitext", "winogrande", "xcopa"]
+_FOLDERS += ["fda", "squad_completion", "swde"]
 
 
-def known_tasks() -> list[str]:
-    """Names of the tasks that need no network; the 67 parts of blimp, blimp_*, are known besides."""
-    return sorted([*OWN_TASKS, *_GROUPS, *(name for name in _BENCHMARKS if not name.startswith("blimp_"))])
+class Tasks(lm_eval.tasks.TaskManager):
+    """lm-eval's manager of tasks, which knows the package's tasks too and takes data from files where there are any.
+
+    Args:
+        include_path: folder with further task definitions, or several.
+        include_defaults: all tasks of lm-eval are known, else those whose data may come from files. The definitions of
+            all are read when one of the others is asked for.
+        metadata: what tasks of the package are told: data (prepared data folder), pretrained (run folder), ...
+        benchmarks: folder of benchmark files.
+        online: data that are not in files may come from the Hugging Face hub.
+    """
+
+    def __init__(
+        self,
+        include_path: str | Path | Sequence[str | Path] | None = None,
+        include_defaults: bool = True,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        benchmarks: Path | None = None,
+        online: bool = False,
+    ):
+        self._paths = [_TASK_FILES, *([include_path] if isinstance(include_path, str | Path) else include_path or [])]
+        self._benchmarks, self._online = benchmarks, online
+        self._include_defaults, self._all_read = include_defaults, False
+        self._read([_OFFICIAL / folder for folder in _FOLDERS], False, dict(metadata or {}))
+
+    def _read(self, official: Sequence[Path], include_defaults: bool, metadata: dict[str, Any]) -> None:
+        super().__init__(include_path=[*official, *self._paths], include_defaults=include_defaults, metadata=metadata)
+        self._factory = _Factory(metadata, self._benchmarks, self._online)
+
+    def _read_all(self) -> None:
+        if self._include_defaults and not self._all_read:
+            self._all_read = True
+            self._read([], True, self.metadata)
+
+    def load(self, names):
+        """The tasks of these names, ready for `lm_eval.evaluate`.
+
+        Raises:
+            ValueError: for an unknown task, or one whose data are out of reach.
+            FileNotFoundError: if the benchmarks folder lacks files; all of them are named.
+        """
+        names = names if isinstance(names, list) else [names]
+        names = [self._of_tag(name) if isinstance(name, str) and not Path(name).is_file() else [name] for name in names]
+        names = list(chain.from_iterable(names))
+        leaves = {leaf.name: leaf.cfg for name in names if isinstance(name, str) for leaf in self._leaves(name)}
+        if self._benchmarks is not None and not self._online:
+            missing = {file for definition in leaves.values() for file in missing_files(definition, self._benchmarks)}
+            if missing:
+                first, *others = sorted(missing)
+                more = f" and {len(others)} more" if others else ""
+                raise FileNotFoundError(
+                    f"{self._benchmarks} lacks files of the tasks asked for, {first}{more}: put them there, name "
+                    "another folder with --benchmarks, or see `ssm-trn benchmarks` for what is there"
+                )
+        loaded = super().load(names)
+        reasons = near_tasks(loaded)
+        for reason in sorted({*reasons.values()}):
+            near = [name for name in reasons if reasons[name] == reason]
+            logger.warning("near lm-eval's task, not equal to it: %s (%s)", _shortened(near), reason)
+        return loaded
+
+    def match_tasks(self, task_list: list[str]) -> list[str]:
+        """The names that fit these names and patterns. Raises ValueError for one that nothing fits."""
+        if not all(name in self.task_index for name in task_list):
+            self._read_all()
+        for name in task_list:
+            if not super().match_tasks([name]):
+                raise ValueError(_unknown(name, self.all_tasks, self._include_defaults))
+        return super().match_tasks(task_list)
+
+    def list_all_tasks(self, *args, **kwargs) -> str:
+        """A table of all tasks."""
+        self._read_all()
+        return super().list_all_tasks(*args, **kwargs)
+
+    def _of_tag(self, name: str) -> list[str]:
+        """The name itself, or the tasks of a tag: without the hub, those whose data are here."""
+        self.match_tasks([name])
+        entry = self.task_index.get(name)
+        if entry is None or entry.kind is not Kind.TAG:
+            return [name]
+        tasks = sorted(entry.tags)
+        here = [task for task in tasks if self._online or _is_here(self.task_index[task], self._benchmarks)]
+        if left_out := [task for task in tasks if task not in here]:
+            logger.warning("of %s these need the hub and are left out: %s", name, _shortened(left_out))
+        return here or tasks
+
+    def _leaves(self, name: str) -> Iterator[Entry]:
+        """The single tasks that a name stands for."""
+        entry = self.task_index.get(name)
+        if entry is None:
+            return
+        if entry.kind not in (Kind.GROUP, Kind.TAG):
+            yield entry
+            return
+        members = entry.tags if entry.kind is Kind.TAG else entry.cfg.get("task") or []
+        for member in [members] if isinstance(members, str) else members:
+            yield from self._leaves(member if isinstance(member, str) else member.get("task") or member["group"])
+
+
+class _Factory(TaskFactory):
+    """Makes tasks from their definitions, and replaces where their data come from."""
+
+    def __init__(self, metadata: Mapping[str, Any] | None, benchmarks: Path | None, online: bool):
+        super().__init__(meta=dict(metadata or {}))
+        self._benchmarks, self._online = benchmarks, online
+
+    def _build_task(self, entry: Entry, overrides: dict[str, Any] | None):
+        definition = {**(entry.cfg or {}), **(overrides or {})}
+        local = local_source(definition, self._benchmarks)
+        if not local and not self._online and _is_official(entry) and "custom_dataset" not in definition:
+            raise ValueError(_out_of_reach(entry.name, definition))
+        made_here = bool(local) or "custom_dataset" in definition
+        logging.getLogger("lm_eval.api.task").disabled = made_here  # it explains how to pass options to such data
+        try:
+            return super()._build_task(entry, {**(overrides or {}), **local})
+        except (UndefinedError, KeyError, IndexError) as error:  # lm-eval makes a question of the first item here
+            if not local:
+                raise
+            raise ValueError(
+                f"a file in {self._benchmarks} lacks what task '{entry.name}' needs ({error}): get it anew"
+            ) from error
+        except ConnectionError as error:
+            mend = "check the network" if self._online else "allow that with --online"
+            raise ValueError(f"task '{entry.name}' reads its data from the network ({error}): {mend}") from error
+        except ImportError as error:
+            raise ValueError(
+                f"task '{entry.name}' needs a package that is not installed, or not in this version ({error}): "
+                "install it, or leave the task out"
+            ) from error
+        finally:
+            logging.getLogger("lm_eval.api.task").disabled = False
 
 
 def load_tasks(
-    names: Sequence[str], *, data: str | Path | None = None, benchmarks: str | Path | None = None, online: bool = False
+    names: Sequence[str],
+    *,
+    data: str | Path | None = None,
+    benchmarks: str | Path | None = None,
+    online: bool = False,
+    pretrained: str | Path | None = None,
 ) -> dict:
     """Tasks by name, for `lm_eval.evaluate`.
 
     Args:
-        names: of own and official tasks.
-        data: prepared data folder whose held-out documents the own tasks are made from.
-        benchmarks: folder with the files of the official tasks (see `known_tasks`); by default the environment variable
-            SSM_TRN_BENCHMARKS.
-        online: allow all tasks of lm-eval, with data from the Hugging Face hub where no benchmarks folder is given.
+        names: of tasks of the package and of lm-eval.
+        data: prepared data folder whose held-out documents the package's tasks are made from.
+        benchmarks: folder with the files of lm-eval's tasks, as `ssm-trn benchmarks` lists them; by default the
+            environment variable SSM_TRN_BENCHMARKS.
+        online: allow all tasks of lm-eval, with data from the Hugging Face hub where the folder has no file.
+        pretrained: run folder of the model, for tasks that are made for its tokenizer.
 
     Raises:
         ValueError: for an unknown task, or where a task needs a folder that is not given.
         FileNotFoundError: if the benchmarks folder lacks the file of a task.
     """
-    benchmarks = benchmarks or os.environ.get(BENCHMARKS_VARIABLE)
-    local = [name for name in names if name in _GROUPS or name in _BENCHMARKS] if benchmarks or not online else []
-    for name in names:
-        if not online and name not in local and name not in OWN_TASKS:
-            raise ValueError(_unknown(name))
-    if local and not benchmarks:
-        raise ValueError(
-            f"task '{local[0]}' needs its data file: name a folder of benchmark files with --benchmarks "
-            f"or {BENCHMARKS_VARIABLE}, or allow the hub with --online"
-        )
-    with tempfile.TemporaryDirectory() as overlay:
-        if local:
-            write_overlay(Path(overlay), local, Path(benchmarks))
-        manager = lm_eval.tasks.TaskManager(
-            include_path=[_TASK_FILES, overlay],
-            include_defaults=online,
-            metadata={"data": str(data)} if data is not None else None,
-        )
-        try:
-            return manager.load(list(names))
-        except (UndefinedError, KeyError) as error:  # lm-eval makes a question of each task's first item here
-            if not local:
-                raise
-            raise ValueError(
-                f"a file in {benchmarks} lacks what its task needs ({error}), one of {', '.join(local)}: get it anew"
-            ) from error
+    metadata = {"data": data, "pretrained": pretrained}
+    manager = Tasks(
+        include_defaults=online,
+        metadata={name: str(value) for name, value in metadata.items() if value is not None},
+        benchmarks=benchmarks_folder(benchmarks),
+        online=online,
+    )
+    return manager.load(list(names))
 
 
-def tasks_in(benchmarks: Path) -> list[str]:
-    """The official tasks whose data files are in a folder."""
-    present = [name for name, (_, file) in _BENCHMARKS.items() if (benchmarks / file).is_file()]
-    return present + [group for group, (_, members) in _GROUPS.items() if set(members) <= set(present)]
+def near_tasks(loaded: Mapping[str, Any]) -> dict[str, str]:
+    """Of loaded tasks, those whose data come from files that are not the hub's to the letter, and why."""
+    configs = {name: task.config for name, task in loaded["tasks"].items()}
+    return {
+        name: NEAR[config.dataset_path]
+        for name, config in configs.items()
+        if config.custom_dataset is not None and config.dataset_path in NEAR
+    }
 
 
-def write_overlay(overlay: Path, names: Iterable[str], benchmarks: Path) -> None:
-    """Writes YAML files that include lm-eval's definitions of official tasks and take their data from local files."""
-    for name in names:
-        if name in _GROUPS:
-            definition, members = _GROUPS[name]
-            (overlay / f"{name}.yaml").write_text(yaml.safe_dump({"include": str(_OFFICIAL / definition)}))
-            write_overlay(overlay, members, benchmarks)
-            continue
-        definition, file = _BENCHMARKS[name]
-        path = (benchmarks / file).resolve()
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"task '{name}' needs {path}: put the file there, or name another folder with --benchmarks"
-            )
-        settings = {
-            "include": str(_OFFICIAL / definition),
-            "dataset_kwargs": {"file": str(path)},
-            "training_split": None,
-            "validation_split": None,
-            "test_split": "test",
-        }
-        source = f"custom_dataset: !function {__name__}.read_benchmark\n"
-        (overlay / f"{name}.yaml").write_text(yaml.safe_dump(settings) + source)
-
-
-def read_benchmark(file: str, **_) -> dict:
-    """The items of a JSON-lines file, as lm-eval takes them from a `custom_dataset` function."""
-    with open(file, encoding="utf-8") as lines:
-        try:
-            items = [json.loads(line) for line in lines if line.strip()]
-        except ValueError as error:
-            raise ValueError(f"{file} is not a file of JSON lines ({error}): get it anew") from error
-    if not items or not all(isinstance(item, dict) for item in items):
-        raise ValueError(f"{file} has no items, or lines that are not items: get it anew")
-    try:
-        return _test_split(items)
-    except (ValueError, TypeError) as error:  # pyarrow's own are these too
-        raise ValueError(f"the items of {file} are not all alike ({error}): get it anew") from error
-
-
-def true_ending(data: str | None = None, pretrained: str | None = None, **_) -> dict:
-    """Items of the task true_ending: with which of four endings does the sentence go on?
-
-    A passage breaks off in the middle of a sentence. Beside the true ending stand the second halves of other sentences
-    of the held-out text, those of a random hundred that are the most alike in length. What counts is how much likelier
-    the passage makes an ending, log p(ending | passage) - log p(ending). That asks for the use of context, and models
-    of two million parameters get about half of the items right; log p(ending | passage) alone mostly tells how common
-    the words of an ending are, and leaves such models near chance.
+def benchmarks(folder: str | None = None) -> None:
+    """Lists the tasks that need no network, with the benchmark files that a folder has and lacks.
 
     Args:
-        data: the prepared data folder.
-        pretrained: in its place a run folder, which tells it; lm-eval's command line passes what its model was made of.
+        folder: Folder of benchmark files; by default the variable SSM_TRN_BENCHMARKS names it.
     """
-    generator = random.Random(0)
-    places = _places(data, pretrained)
-    items = []
-    for place in _chosen(places, generator):
-        beginning, ending = _halves(place.sentence)
-        others = {_halves(other.sentence)[1] for other in generator.sample(places, min(100, len(places)))} - {ending}
-        alike = sorted(others, key=lambda text: (abs(len(text) - len(ending)), text))
-        items.append(_item(f"{place.passage} {beginning}", ending, alike[:3], generator))
-    return _test_split(items)
+    print(benchmarks_table(benchmarks_folder(folder)))
 
 
-def word_order(data: str | None = None, pretrained: str | None = None, **_) -> dict:
-    """Items of the task word_order: which of four forms of a sentence is the true one, after the text before it?
-
-    In each of the three others two neighbouring words have changed places. As all four have the same words and length,
-    the answer rests on word order alone, which a model learns right after the frequencies of words: models of two
-    million parameters get about 8 of 10 items right. Arguments as for `true_ending`.
-    """
-    generator = random.Random(0)
-    places = [place for place in _places(data, pretrained) if len(_swaps(place.sentence)) >= 3]
-    items = []
-    for place in _chosen(places, generator):
-        others = generator.sample(_swaps(place.sentence), 3)
-        items.append(_item(place.passage, place.sentence, others, generator))
-    return _test_split(items)
-
-
-def _halves(sentence: str) -> tuple[str, str]:
-    words = sentence.split(" ")
-    return " ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])
-
-
-def _swaps(sentence: str) -> list[str]:
-    """The sentence with two neighbouring words exchanged, in all places.
-
-    Neither with the first word nor with one that bears punctuation: a capital or a comma would tell.
-    """
-    words = sentence.split(" ")
-    return [
-        " ".join([*words[:i], words[i + 1], words[i], *words[i + 2 :]])
-        for i in range(1, len(words) - 1)
-        if (words[i] + words[i + 1]).isalpha() and words[i] != words[i + 1]
-    ]
+def benchmarks_table(folder: Path | None) -> str:
+    """What `benchmarks` prints: a line for each set of files, the tasks that read them, and what is near or missing."""
+    index = Tasks(include_defaults=False).task_index
+    readers = defaultdict(list)  # tasks by the data that they read; None: those that need no file
+    for name, entry in index.items():
+        if entry.kind in (Kind.TASK, Kind.PY_TASK) and (needed_files(entry.cfg) or not _is_official(entry)):
+            readers[entry.cfg.get("dataset_path") if needed_files(entry.cfg) else None].append(name)
+    lines = [f"no file needed: {', '.join(sorted(readers.pop(None, [])))}"]
+    for data_set, names in sorted(readers.items()):
+        files = {file for name in names for file in needed_files(index[name].cfg).values()}
+        absent = sorted(file for file in files if folder is None or not (folder / file).is_file())
+        found = f"{len(files) - len(absent)} of {len(files)} files"
+        groups = [entry for entry in index.values() if entry.kind is Kind.GROUP and {*entry.cfg["task"]} <= {*names}]
+        for group in groups:
+            names = [group.name, *(name for name in names if name not in group.cfg["task"])]
+        lines.append(f"{data_set}: {found}; for {_shortened(sorted(names))}")
+        if absent and folder is not None:
+            lines.append(f"    missing: {_shortened(absent)}")
+        if data_set in NEAR:
+            lines.append(f"    near, not equal: {NEAR[data_set]}")
+    if folder is None:
+        lines.append(f"no folder of benchmark files is named: give it to this command, or set {BENCHMARKS_VARIABLE}")
+    return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A sentence of the held-out text and the passage that stands before it."""
-
-    passage: str
-    sentence: str
+def _shortened(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return ", ".join(names[:12]) + more
 
 
-def _places(data: str | None, run_folder: str | None) -> list[_Place]:
-    """Places where a sentence of 10 to 40 words follows a passage of whole sentences, of 40 words or little more."""
-    if data is None and run_folder is not None:
-        data = data_settings(run_folder).get("folder")
-    if data is None:
-        raise ValueError("the task is made from held-out text: name a prepared data folder with --data")
-    places = []
-    for document in held_out_documents(data):
-        sentences = _sentences(document)
-        for index, (begin, stop) in enumerate(sentences[1:]):
-            end = sentences[index][1]
-            before = (document[sentences[first][0] : end] for first in range(index, -1, -1))
-            passage = next((text for text in before if len(text.split()) >= 40), None)
-            sentence = document[begin:stop]
-            if passage and document[end:begin] == " " and 10 <= len(sentence.split(" ")) <= 40:
-                places.append(_Place(passage, sentence))
-    return places
+def _is_here(entry: Entry, benchmarks: Path | None) -> bool:
+    """Whether a task can be had without the hub."""
+    return not _is_official(entry) or bool(local_source(entry.cfg, benchmarks))
 
 
-def _sentences(document: str) -> list[tuple[int, int]]:
-    """Where the sentences of a document begin and end; none goes beyond its line."""
-    ends = [match.end() for match in _SENTENCE_END.finditer(document)]
-    spans = []
-    for begin, end in pairwise([0, *ends, len(document)]):
-        text = document[begin:end].strip()
-        if text:
-            begin = document.index(text, begin)
-            spans.append((begin, begin + len(text)))
-    return spans
+def _is_official(entry: Entry) -> bool:
+    return entry.yaml_path is not None and entry.yaml_path.is_relative_to(_OFFICIAL)
 
 
-def _chosen(places: Sequence[_Place], generator: random.Random) -> list[_Place]:
-    if len({place.sentence for place in places}) < 4:
-        raise ValueError("the held-out text is too short to make test items from: prepare more text")
-    return generator.sample(places, min(_ITEMS, len(places)))
+def _out_of_reach(name: str, definition: Mapping[str, Any]) -> str:
+    """Why a task of lm-eval cannot be had without a network, and what mends that."""
+    if needed_files(definition):
+        return (
+            f"task '{name}' needs its data file: name a folder of benchmark files with --benchmarks or "
+            f"{BENCHMARKS_VARIABLE}, or allow the hub with --online"
+        )
+    source = f"the data set {path} of" if (path := definition.get("dataset_path")) else "data of"
+    return f"task '{name}' needs {source} the Hugging Face hub: allow that with --online, where there is a network"
 
 
-def _item(passage: str, truth: str, others: list[str], generator: random.Random) -> dict:
-    choices = [truth, *others]
-    generator.shuffle(choices)
-    return {"passage": passage, "choices": choices, "label": choices.index(truth)}
-
-
-def _test_split(items: list[dict]) -> dict:
-    from datasets import Dataset
-
-    return {"test": Dataset.from_list(items)}
-
-
-def _unknown(name: str) -> str:
-    close = difflib.get_close_matches(name, [*known_tasks(), *_BENCHMARKS], n=1)
+def _unknown(name: str, known: Sequence[str], all_known: bool) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
+    if all_known:
+        return f"unknown task '{name}'{hint}: `ssm-trn lm-eval ls tasks` lists all"
     return (
-        f"unknown task '{name}'{hint}: choose from bits_per_byte, {', '.join(known_tasks())}, "
-        "or allow all tasks of lm-eval with --online"
+        f"unknown task '{name}'{hint}, or one that needs the Hugging Face hub: `ssm-trn benchmarks` lists those that "
+        "do not, --online allows all of lm-eval's"
     )

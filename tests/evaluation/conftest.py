@@ -11,7 +11,7 @@ from ssm_trn import LanguageModel
 from ssm_trn.data.prepare import prepare
 from ssm_trn.data.tokenizer import Tokenizer
 from tests.evaluation.models import LAYERS, tiny_model
-from tests.evaluation.samples import BLIMP, SAMPLES
+from tests.evaluation.samples import BLIMP, COPA, SAMPLES
 
 OFFICIAL = Path(lm_eval.tasks.__file__).parent
 TEXT = """the a of and to in that we for our is it on as with by this be are nation year people congress must new work
@@ -49,10 +49,13 @@ def benchmarks(tmp_path_factory) -> str:
     """A folder of benchmark files with three items for each task."""
     folder = tmp_path_factory.mktemp("benchmarks")
     blimp = {f"blimp/{path.stem}": BLIMP for path in OFFICIAL.glob("blimp/[!_]*.yaml")}
-    for name, item in (SAMPLES | blimp).items():
+    languages = [path.stem.removeprefix("default_") for path in OFFICIAL.glob("xcopa/default_*.yaml")]
+    xcopa = {f"xcopa/{language}.{split}": COPA for language in languages for split in ("validation", "test")}
+    for name, item in (SAMPLES | blimp | xcopa).items():
         path = folder / f"{name}.jsonl"
         path.parent.mkdir(exist_ok=True)
-        path.write_text((json.dumps(item) + "\n") * 3)
+        items = item if isinstance(item, list) else [item] * 3
+        path.write_text("".join(json.dumps(item) + "\n" for item in items))
     return str(folder)
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from ssm_trn import ModelConfig
 from ssm_trn.evaluation.lm import HarnessModel
-from tests.evaluation.test_lm import MAX_LENGTH, random_requests, text
+from tests.evaluation.requests import MAX_LENGTH, random_requests, text
 
 transformers = pytest.importorskip("transformers")
 
@@ -70,7 +70,8 @@ def test_loglikelihood(pair, tokenizer):
     hf, ours = pair
     pairs = [
         (context, continuation)
-        for context, continuation in random_requests(tokenizer)
+        for kind in random_requests().values()
+        for context, continuation in kind
         # On the others theirs stops with an assertion: longer than max_length, or merged into the context.
         if len(tokenizer.encode(continuation)) < MAX_LENGTH
         and len(tokenizer.encode(context + continuation)) > len(tokenizer.encode(context.rstrip()))

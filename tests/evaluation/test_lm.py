@@ -1,5 +1,4 @@
 import random
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,128 +7,9 @@ from lm_eval.api.registry import get_model
 
 from ssm_trn.data.tokenizer import BOS_ID, EOS_ID
 from ssm_trn.evaluation.lm import HarnessModel
+from ssm_trn.interop.command import convert
 from tests.evaluation.models import BigramModel, tiny_model
-
-MAX_LENGTH = 40
-TEXT = "the nation of peace must work, naïve 中国 🙂 free\nstate; (1945) people's  and"
-
-
-def requests(arguments) -> list:
-    """What lm-eval passes: objects with `args`."""
-    return [SimpleNamespace(args=tuple(args)) for args in arguments]
-
-
-def text(generator: random.Random, words: int) -> str:
-    return " ".join(generator.choices(TEXT.split(" "), k=words))
-
-
-def random_requests(tokenizer) -> list[tuple[str, str]]:
-    """Pairs of context and continuation of all kinds of difficulty."""
-    generator = random.Random(0)
-    pairs = []
-    for _ in range(3):
-        context, shared = text(generator, 5), text(generator, 9)
-        pairs += [
-            (context, " " + text(generator, 1)),
-            (context, " " + text(generator, 6)),
-            (context + " ", text(generator, 3)),  # the space belongs to the continuation
-            (context + "\n\n", text(generator, 2)),
-            ("", text(generator, 4)),
-            (" \n", text(generator, 2)),
-            (text(generator, 20), " " + text(generator, 3)),  # loses its beginning
-            (context, " " + text(generator, 20)),  # longer than max_length by itself
-            *((shared, " " + text(generator, words)) for words in (1, 2, 2, 5)),
-            ("Größe 中", "国 🙂🙂"),
-        ]
-    whole = "the nation and the people"
-    pairs += [(whole[:cut], whole[cut : cut + size]) for cut in range(1, 24, 2) for size in (1, 9)]  # within words
-    return pairs
-
-
-def split(tokenizer, context: str, continuation: str) -> tuple[list[int], list[int]]:
-    """lm-eval's rule, in other words than the model's."""
-    whole = [BOS_ID, *tokenizer.encode(context + continuation)]
-    before = [BOS_ID, *tokenizer.encode(context.rstrip())]
-    count = max(len(whole) - len(before), 1)
-    return (before if len(whole) > len(before) else whole[:-1]), whole[-count:]
-
-
-@torch.inference_mode()
-def one_by_one(model, context: list[int], continuation: list[int]) -> tuple[float, bool]:
-    """Each token of the continuation by its own forward pass over what is before it, without batch, mask or state."""
-    tokens = [*context, *continuation]
-    tokens = tokens[-max(MAX_LENGTH + 1, len(continuation) + 1) :]
-    total, greedy = 0.0, True
-    for position in range(len(tokens) - len(continuation), len(tokens)):
-        logits = model(torch.tensor([tokens[:position]]))[0][0, -1].double()
-        total += logits.log_softmax(0)[tokens[position]].item()
-        greedy &= logits.argmax().item() == tokens[position]
-    return total, greedy
-
-
-def score(lm, pairs) -> list[tuple[float, bool]]:
-    return lm.loglikelihood(requests(pairs), disable_tqdm=True)
-
-
-def close(scores, expected, tolerance=1e-5):
-    assert [greedy for _, greedy in scores] == [greedy for _, greedy in expected]
-    assert [score for score, _ in scores] == pytest.approx([score for score, _ in expected], abs=tolerance, rel=1e-6)
-
-
-def test_loglikelihood_is_that_of_one_token_after_another(model, tokenizer):
-    pairs = random_requests(tokenizer)
-    encoded = [split(tokenizer, *pair) for pair in pairs]
-    assert any(len(context) > MAX_LENGTH for context, _ in encoded)
-    assert any(len(continuation) > MAX_LENGTH for _, continuation in encoded)
-    assert any(len(tokenizer.encode(a + b)) <= len(tokenizer.encode(a)) for a, b in pairs)  # merged into the context
-    expected = [one_by_one(model, *pair) for pair in encoded]
-    for batch_size in (1, 3, 64):
-        lm = HarnessModel(model, tokenizer, batch_size=batch_size, max_length=MAX_LENGTH)
-        order = random.Random(batch_size).sample(range(len(pairs)), len(pairs))
-        close(score(lm, [pairs[i] for i in order]), [expected[i] for i in order])
-
-
-def test_loglikelihood_is_exact_in_float64(tokenizer):
-    """Masks and shared states change nothing but rounding."""
-    model = tiny_model("hybrid", tokenizer.vocab_size).double()
-    pairs = random_requests(tokenizer)[:14]
-    lm = HarnessModel(model, tokenizer, batch_size=5, max_length=MAX_LENGTH)
-    expected = [one_by_one(model, *split(tokenizer, *pair)) for pair in pairs]
-    close(score(lm, pairs), expected, 1e-10)
-
-
-def test_rolling_scores_each_token_once_in_windows(model, tokenizer):
-    generator = random.Random(2)
-    documents = ["", "a", *(text(generator, words) for words in (3, 12, 40))]
-    expected = []
-    for document in documents:
-        tokens = [BOS_ID, *tokenizer.encode(document)]
-        starts = range(0, len(tokens) - 1, MAX_LENGTH)
-        # As in lm-eval, a window sees one token before it, but the last one as many as fit.
-        windows = [(start if start != starts[-1] else max(len(tokens) - 1 - MAX_LENGTH, 0), start) for start in starts]
-        scores = [one_by_one(model, tokens[a : b + 1], tokens[b + 1 : b + 1 + MAX_LENGTH])[0] for a, b in windows]
-        expected.append(sum(scores))
-    assert len(tokenizer.encode(documents[-1])) > 2 * MAX_LENGTH
-    for batch_size in (1, 4):
-        lm = HarnessModel(model, tokenizer, batch_size=batch_size, max_length=MAX_LENGTH)
-        assert lm.loglikelihood_rolling(requests([d] for d in documents), disable_tqdm=True) == pytest.approx(
-            expected, abs=1e-5, rel=1e-6
-        )
-
-
-def test_shared_context_is_read_once(model, tokenizer, monkeypatch):
-    read = []
-    features = model.features
-
-    def counting(tokens, state=None, mask=None, reset=None):
-        read.append(tokens.numel() if mask is None else int(mask.sum()))
-        return features(tokens, state, mask, reset)
-
-    monkeypatch.setattr(model, "features", counting)
-    context, choices = "the nation must work for peace and", [" treaty", " state", " free people of the world", " law"]
-    score(HarnessModel(model, tokenizer, max_length=MAX_LENGTH), [(context, choice) for choice in choices])
-    pieces = [split(tokenizer, context, choice) for choice in choices]
-    assert sum(read) == len(pieces[0][0]) + sum(len(continuation) - 1 for _, continuation in pieces)
+from tests.evaluation.requests import MAX_LENGTH, close, one_by_one, requests, score, split, text
 
 
 def test_uniform_model_and_chain_rule(tokenizer):
@@ -242,8 +122,30 @@ def test_lm_eval_makes_it_from_a_run_folder(tokenizer, tmp_path):
     assert lm.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
     pairs = [("the free", " nation"), ("", "peace")]
     close(score(lm, pairs), [one_by_one(model, *split(tokenizer, *pair)) for pair in pairs])
-    with pytest.raises(ValueError, match="no argument 'dtype': it takes pretrained"):
-        get_model("ssm_trn").create_from_arg_string(f"pretrained={tmp_path},dtype=float16", extra)
+    make = get_model("ssm_trn").create_from_arg_string
+    assert make(f"pretrained={tmp_path},max_length=9,batch_size=7", extra).batch_size == 7  # what model_args say counts
+    for words, message in {
+        f"pretrained={tmp_path},max_length=9,dtype=float16": "no argument 'dtype': it takes pretrained",
+        "max_length=9": "name it with --model_args pretrained=RUN_DIR",
+        f"pretrained={tmp_path},max_length=long": "max_length is 'long'; it must be a whole number",
+        f"pretrained={tmp_path},max_length=9,seed=x": "seed is 'x'; it must be a whole number",
+        f"pretrained={tmp_path},max_length=9,rolling=cinema": "rolling is 'cinema': choose windows or state",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            make(words, extra)
+
+
+def test_converted_models_are_scored_as_before(tokenizer, tmp_path):
+    tiny_model("transformer", tokenizer.vocab_size).save_pretrained(tmp_path / "run")
+    tokenizer.save(tmp_path / "run" / "tokenizer.model")
+    convert(str(tmp_path / "run"), str(tmp_path / "theirs"), format="llama")
+    convert(str(tmp_path / "theirs"), str(tmp_path / "back"))
+    pairs = [("the free", " nation"), ("", "peace")]
+    before, after = (score(HarnessModel(tmp_path / name, max_length=MAX_LENGTH), pairs) for name in ("run", "back"))
+    assert after == before
+    (tmp_path / "back" / "tokenizer.model").unlink()  # as where the tokenizer is another project's
+    with pytest.raises(ValueError, match="tokenizer of another project: .* --model hf --model_args pretrained="):
+        HarnessModel(tmp_path / "back", max_length=MAX_LENGTH)
 
 
 def test_answers_reach_the_cache_of_lm_eval(tokenizer, tmp_path):
@@ -255,10 +157,27 @@ def test_answers_reach_the_cache_of_lm_eval(tokenizer, tmp_path):
     }
     cache = CachingLM(lm, str(tmp_path / "cache.db"))
     answers = {kind: getattr(lm, kind)(requests(args), disable_tqdm=True) for kind, args in kinds.items()}
-    assert len(cache.dbdict) == sum(map(len, kinds.values()))
+    assert len(cache.dbdict) == 1 + sum(map(len, kinds.values()))  # and whose answers they are
     lm.model = None  # from here on only the cache can answer
     for kind, args in kinds.items():
         assert getattr(cache, kind)(requests(args)) == answers[kind]
+
+
+def test_answers_of_another_model_are_no_answers_of_this_one(tokenizer, tmp_path):
+    path, model = str(tmp_path / "cache.db"), tiny_model("hybrid", tokenizer.vocab_size)
+    asked = requests([("free", " nation")])
+    cached = CachingLM(HarnessModel(model, tokenizer, max_length=MAX_LENGTH), path).loglikelihood(asked)
+    same = HarnessModel(tiny_model("hybrid", tokenizer.vocab_size), tokenizer, batch_size=1, max_length=MAX_LENGTH)
+    assert CachingLM(same, path).loglikelihood(asked) == cached
+    others = [
+        HarnessModel(tiny_model("hybrid", tokenizer.vocab_size, seed=1), tokenizer, max_length=MAX_LENGTH),
+        HarnessModel(model, tokenizer, max_length=MAX_LENGTH + 1),
+        HarnessModel(model, tokenizer, max_length=MAX_LENGTH, rolling="state"),
+    ]
+    for other in others:
+        with pytest.raises(ValueError, match=r"cache.db holds answers of another model.*--use_cache"):
+            CachingLM(other, path)
+    assert len({other.get_model_info()["model_sha"] for other in [same, *others]}) == 4
 
 
 def test_wrong_input_is_told_in_a_sentence(tokenizer, tmp_path):

@@ -14,8 +14,8 @@ from ssm_trn.generation import generate
 from ssm_trn.interop.tokenizer import export_tokenizer
 from tests.evaluation.conftest import data, tokenizer  # noqa: F401  (fixtures)
 from tests.evaluation.models import LAYERS, tiny_model
+from tests.evaluation.requests import MAX_LENGTH, random_requests, text
 from tests.evaluation.test_against_hf import instances
-from tests.evaluation.test_lm import MAX_LENGTH, random_requests, text
 from tests.mixers.cases import CASES
 
 VOCABULARY = 50
@@ -221,7 +221,8 @@ def test_lm_evals_own_model_gives_the_same_scores(evaluated, tokenizer):  # noqa
     hf, ours = evaluated
     pairs = [
         (context, continuation)
-        for context, continuation in random_requests(tokenizer)
+        for kind in random_requests().values()
+        for context, continuation in kind
         # On the others theirs stops with an assertion: longer than max_length, or merged into the context.
         if len(tokenizer.encode(continuation)) < MAX_LENGTH
         and len(tokenizer.encode(context + continuation)) > len(tokenizer.encode(context.rstrip()))
