@@ -41,7 +41,9 @@ _WRAPPING = re.compile("Parser key|Problem with given class_path|Does not valida
 def main(args: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status.
 
-    That is 0, or 2 after wrong input, told in one sentence, 130 after Ctrl-C, 141 when the reader of the output left.
+    That is 0, or 2 after wrong input, told in one sentence, 75 of a training that was told to stop and saved, 130 after
+    Ctrl-C, 141 when the reader of the output left, and 1 where another process of the training is lost or `doctor`
+    found a fault.
     `--debug` anywhere, or SSM_TRN_DEBUG=1, shows the whole traceback of an error instead.
     """
     yield_idle_threads()

@@ -1,9 +1,10 @@
 """Results files and what is made from them: JSON and text written whole or not at all, tables, figures."""
 
+import argparse
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,16 @@ def read_results(path: str | Path, of: str) -> dict[str, Any]:
     if not results.get(of):
         raise ValueError(f"{path} has no {of}: make it anew")
     return results
+
+
+def remake_report(
+    description: str | None, of: str, write: Callable[[dict[str, Any], Path], None], arguments: Sequence[str] | None
+) -> None:
+    """The command line of a report's module: makes the report anew beside the results.json that is named."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, help="a results.json")
+    path = parser.parse_args(arguments).results
+    write(read_results(path, of), path.parent)
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:

@@ -64,5 +64,8 @@ def available_device(device: "str | torch.device | None" = None) -> "torch.devic
     try:
         torch.empty(1, device=wanted).tolist()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"there is no device '{device}' on this machine: choose cpu, or a GPU it has") from error
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"there is no device '{device}' on this machine that works ({reason}): choose cpu, or a GPU it has"
+        ) from error
     return wanted

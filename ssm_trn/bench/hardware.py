@@ -28,13 +28,16 @@ class Stopwatch:
 
     def __init__(self, device: torch.device, meter: "EnergyMeter | None" = None):
         self._device, self._meter = device, meter
-        self.lap()
+        self._last = self._now()
 
     def lap(self) -> Lap:
+        (before, energy_before), (now, energy) = self._last, self._now()
+        self._last = now, energy
+        return Lap(now - before, None if self._meter is None else self._meter.joules(energy_before, energy))
+
+    def _now(self) -> tuple[float, list[float]]:
         synchronize(self._device)
-        now, energy = time.perf_counter(), self._meter and self._meter.read()
-        before, self._last = getattr(self, "_last", (now, energy)), (now, energy)
-        return Lap(now - before[0], self._meter and self._meter.joules(before[1], energy))
+        return time.perf_counter(), [] if self._meter is None else self._meter.read()
 
 
 class EnergyMeter:

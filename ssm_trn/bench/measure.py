@@ -140,6 +140,7 @@ def peak_growth(comparison: Comparison, name: str) -> int:
 
 
 def _peak_growth(comparison: Comparison, name: str) -> int:
+    tune_malloc()
     torch.set_num_threads(1)
     comparison.build(WARM_UP_LENGTH)[name].call()  # code that runs for the first time takes memory of its own
     call = comparison.build(comparison.length)[name].call
@@ -148,8 +149,8 @@ def _peak_growth(comparison: Comparison, name: str) -> int:
 
 def peak_while(call: Callable[[], object]) -> int:
     """Bytes by which this process, which must be a fresh one, grows at its peak while it runs `call`."""
-    if tune_malloc():
-        ctypes.CDLL(None).malloc_trim(0)  # else the call would use again what was freed before, and need less
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's
+        trim(0)  # else the call would use again what was freed before, and need less
     before = process_memory("VmRSS")
     call()
     return process_memory("VmHWM") - before

@@ -23,6 +23,7 @@ from ssm_trn.config import ModelConfig
 from ssm_trn.data.datamodule import IGNORED
 from ssm_trn.generation import Generation
 from ssm_trn.model import LanguageModel
+from ssm_trn.runtime import tune_malloc
 from ssm_trn.state import map_state
 from ssm_trn.timing import take_turns
 
@@ -199,6 +200,7 @@ def training_memory(config: ModelConfig, workload: Workload, device: torch.devic
 
 
 def _training_memory(config: ModelConfig, workload: Workload, device: str) -> int | None:
+    tune_malloc()
     small = LanguageModel(config)  # code that runs for the first time takes memory of its own
     training_step(small, {name: x[:1, :16] for name, x in workload.batch(config.vocab_size).items()})()
     del small

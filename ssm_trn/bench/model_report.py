@@ -3,13 +3,12 @@
 python -m ssm_trn.bench.model_report runs/bench_model/results.json     report.md and the plots beside it
 """
 
-import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ssm_trn.files import write_whole
-from ssm_trn.results import markdown_table, new_figure, read_results, save_figure
+from ssm_trn.results import markdown_table, new_figure, remake_report, save_figure
 
 PLOTS = {
     "seconds_to_first_token.svg": ("seconds_to_first_token", "seconds to the first token"),
@@ -127,10 +126,7 @@ def plot(results: dict[str, Any], quantity: str, label: str, path: Path) -> None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, help="results.json of `ssm-trn bench model`")
-    options = parser.parse_args(arguments)
-    write_report(read_results(options.results, "models"), options.results.parent)
+    remake_report(__doc__, "models", write_report, arguments)
 
 
 if __name__ == "__main__":

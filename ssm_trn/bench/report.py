@@ -3,14 +3,13 @@
 python -m ssm_trn.bench.report runs/bench/results.json     report.md and ratios.svg beside it
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ssm_trn.files import write_whole
-from ssm_trn.results import markdown_table, new_figure, read_results, save_figure
+from ssm_trn.results import markdown_table, new_figure, remake_report, save_figure
 
 HEADER = ("measured", "T", "against", "target", "ratio (rounds)", "met", "ssm_trn", "peer", "parameters")
 
@@ -88,10 +87,7 @@ def plot_ratios(results: dict[str, Any], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, help="results.json of a benchmark")
-    options = parser.parse_args(arguments)
-    write_report(read_results(options.results, "comparisons"), options.results.parent)
+    remake_report(__doc__, "comparisons", write_report, arguments)
 
 
 if __name__ == "__main__":

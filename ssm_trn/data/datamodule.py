@@ -47,7 +47,7 @@ class StepwiseDataModule(pl.LightningDataModule):
 
     def training_batches(self, rank: int, world_size: int) -> Dataset[Batch]:
         """The endless row of batches, of which this process takes its part: item s is the batch of step s."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define training_batches")
 
     def train_dataloader(self) -> "Loader":
         """Batches without end, from the first step that training has not done yet."""

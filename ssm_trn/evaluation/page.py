@@ -3,7 +3,6 @@
 python -m ssm_trn.evaluation.page runs/compare_quick/results.json     report.html beside it
 """
 
-import argparse
 import html
 import io
 import re
@@ -16,7 +15,7 @@ import yaml
 from ssm_trn.evaluation.figures import figures_of
 from ssm_trn.evaluation.report import layers, made_by, notes, table_cells, tries_cells
 from ssm_trn.evaluation.summary import label, rows_of
-from ssm_trn.results import read_results, write_whole
+from ssm_trn.results import remake_report, write_whole
 
 PAGE_FILE = "report.html"
 
@@ -134,10 +133,7 @@ def _inline(text: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, help="results.json of a comparison")
-    options = parser.parse_args(arguments)
-    write_page(read_results(options.results, "models"), options.results.parent)
+    remake_report(__doc__, "models", write_page, arguments)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
 from ssm_trn.data import TokenDataModule
-from ssm_trn.data.datamodule import HeldOutBatches, Loader, TrainingBatches, epoch_order
+from ssm_trn.data.datamodule import HeldOutBatches, Loader, StepwiseDataModule, TrainingBatches, epoch_order
 from ssm_trn.data.token_file import TokenFile
 from ssm_trn.data.tokenizer import BOS_ID, PAD_ID
 
@@ -271,6 +271,14 @@ def test_two_processes_train_on_one_global_batch(prepared, train, tmp_path):
 def test_wrong_numbers(prepared, options, sentence):
     with pytest.raises(ValueError, match=sentence):
         make_data(prepared, **options)
+
+
+def test_what_a_data_module_lacks_is_named():
+    class Half(StepwiseDataModule):
+        """No training_batches."""
+
+    with pytest.raises(NotImplementedError, match="Half does not define training_batches"):
+        Half().training_batches(0, 1)
 
 
 def test_folder_that_is_not_prepared(tmp_path):

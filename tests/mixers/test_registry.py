@@ -1,8 +1,10 @@
 """Mixers by name, those of the user's own files among them."""
 
 import pytest
+import torch
 
 from ssm_trn import mixers
+from ssm_trn.mixers.base import Mixer
 
 OWN = """
 from ssm_trn.mixers import register
@@ -36,6 +38,16 @@ def test_a_module_that_is_not_there_is_named(monkeypatch):
     with pytest.raises(ValueError, match="SSM_TRN_MIXERS names 'no_such_module', .* on PYTHONPATH"):
         mixers.get("own_mixer")
     assert mixers.get("mamba2")
+
+
+def test_what_a_mixer_lacks_is_named(unregistered):
+    class Half(Mixer):
+        """Neither forward nor init_state."""
+
+    with pytest.raises(NotImplementedError, match="Half does not define forward"):
+        Half()(torch.zeros(1, 2, 4))
+    with pytest.raises(NotImplementedError, match="Half does not define init_state"):
+        Half().state_size(8)
 
 
 def test_a_name_is_given_once(unregistered):

@@ -24,7 +24,7 @@ from ssm_nki.cases import Case
 from ssm_nki.simulator import Machine
 from ssm_trn import ops
 from ssm_trn.files import replacing
-from ssm_trn.ops import nki
+from ssm_trn.ops.nki_operators import tensor_of
 from tests.ops import cases as ops_cases
 from tests.ops.test_properties import error
 
@@ -53,7 +53,7 @@ class NeuronCore:
         self.torch_xla, self.device, self.target = torch_xla, torch_xla.device(), target_of_this_machine()
 
     def put(self, array: np.ndarray) -> Tensor:
-        return nki._tensor(array).to(self.device)
+        return tensor_of(array).to(self.device)
 
     def run(self, function: Callable, *arguments: Any) -> None:
         """Computes the results of a function on the device and waits for them."""

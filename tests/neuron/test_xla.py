@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ssm_nki import sdk
-from ssm_trn.ops import backends, nki
+from ssm_trn.ops import backends, nki, nki_operators
 from tests.neuron import measure
 from tests.ops.cases import CASES
 from tests.ops.test_nki import KERNEL_CASES
@@ -33,9 +33,9 @@ def device(monkeypatch):
         def call(*arguments, **options):
             assert all(x is None or x.device.type == "xla" for x in arguments)
             calls.append(kernel.__name__)
-            results = kernel(*(None if x is None else nki._array(x.cpu()) for x in arguments), **options)
+            results = kernel(*(None if x is None else nki_operators.array_of(x.cpu()) for x in arguments), **options)
             results = results if isinstance(results, tuple) else (results,)
-            return tuple(nki._tensor(x).to(device) for x in results)
+            return tuple(nki_operators.tensor_of(x).to(device) for x in results)
 
         return call
 

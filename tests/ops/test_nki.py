@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import ssm_nki
 from ssm_nki import sdk
 from ssm_trn import LanguageModel, ModelConfig, ops
-from ssm_trn.ops import backends, nki
+from ssm_trn.ops import backends, nki, nki_operators
 from tests.ops.cases import ATTENTION, CASES, LONG_CONV, Sizes
 from tests.ops.test_properties import each, error, loss, run_with_gradients
 
@@ -38,13 +38,13 @@ LENGTH = 140  # one whole chunk and a part of one
 @pytest.fixture
 def calls(monkeypatch):
     """The kernels that ran, with warnings as errors: nothing falls back unseen."""
-    names, run = [], nki._run
+    names, run = [], nki_operators._run
 
     def record(kernel, *arguments, **options):
         names.append(kernel)
         return run(kernel, *arguments, **options)
 
-    monkeypatch.setattr(nki, "_run", record)
+    monkeypatch.setattr(nki_operators, "_run", record)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         yield names
@@ -158,7 +158,7 @@ def test_inputs_of_several_types(calls):
 def test_the_operators_are_what_torch_expects(name, length, checks, monkeypatch):
     """With and without optional inputs."""
     case, seen = NAMED[name], {}
-    forward, backward = (getattr(nki, case.op.__name__ + suffix) for suffix in ("", "_backward"))
+    forward, backward = (getattr(nki_operators, case.op.__name__ + suffix) for suffix in ("", "_backward"))
 
     def record(operator):
         def call(*inputs):
@@ -169,7 +169,7 @@ def test_the_operators_are_what_torch_expects(name, length, checks, monkeypatch)
 
     with monkeypatch.context() as patch, ops.use_backend("nki"):
         patch.setattr(nki, case.op.__name__, record(forward))
-        patch.setattr(nki, case.op.__name__ + "_backward", record(backward))
+        patch.setattr(nki_operators, case.op.__name__ + "_backward", record(backward))
         run_with_gradients(case, case.inputs(length, torch.float32, sizes=Sizes(batch=1, heads=2)))
     for x in seen[forward]:
         if isinstance(x, torch.Tensor):
