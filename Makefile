@@ -6,6 +6,8 @@
 # make torture       20 trainings killed at random instants that go on as if nothing had happened: 10 minutes
 # make test-neuron   the kernels on a NeuronCore: against torch, and their latency into kernels/README.md
 # make lint          style and types
+# make papers        the claims of papers/ again, with fewer settings and one seed (PAPER=name: one of them)
+# make papers-full   one of them whole, PAPER=name, as its results.csv was made
 # make bench         speed and memory of ops and models beside other implementations, on one CPU thread
 #
 # TORCH_INDEX=https://download.pytorch.org/whl/cpu takes PyTorch's CPU wheel (200 MB) where PyPI has only CUDA builds.
@@ -16,7 +18,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NEURON_PYTHON := $(if $(VIRTUAL_ENV),python,$(BIN)/python)
 
-.PHONY: install compare test test-kernels test-xla test-neuron torture lint bench clean
+.PHONY: install compare test test-kernels test-xla test-neuron torture lint bench papers papers-full clean
 
 install: $(VENV)/installed
 
@@ -64,6 +66,15 @@ bench: install
 	$(BIN)/ssm-trn bench ops
 	$(BIN)/ssm-trn bench step
 	$(BIN)/python -m ssm_trn.bench.generation_memory
+
+PROCESSES ?= 2
+PAPERS := $(if $(PAPER),$(PAPER),$(notdir $(patsubst %/run.py,%,$(wildcard papers/*/run.py))))
+
+papers: install
+	for name in $(PAPERS); do $(BIN)/python papers/$$name/run.py --reduced --processes $(PROCESSES) || exit 1; done
+
+papers-full: install
+	$(BIN)/python papers/$(or $(PAPER),$(error name one of papers/ with PAPER=name))/run.py --processes $(PROCESSES)
 
 clean:
 	rm -rf $(VENV) runs data build *.egg-info

@@ -42,17 +42,25 @@ def train(study: Study, jobs: Sequence[Job], job: Job, folder: Path, launcher: s
         ValueError: if the run is there from another study, another process trains it, or the learning rate is not
             known yet.
     """
-    run = folder / job.run
-    text = yaml.safe_dump(experiment(study, jobs, job, folder), sort_keys=False)
+    run, settings = folder / job.run, experiment(study, jobs, job, folder)
+    return train_run(run, settings, job.variant.config.parameter_count(), launcher)
+
+
+def train_run(run: Path, settings: dict[str, Any], parameters: int, launcher: str | None = None) -> Path:
+    """A run folder, trained to its end as `settings`, a configuration of `ssm-trn fit`, say.
+
+    Raises:
+        ValueError: if the run is there with other settings, or another process trains it.
+    """
     file = run / EXPERIMENT_FILE
-    if file.exists() and _but_folder(read_yaml(file)) != _but_folder(yaml.safe_load(text)):
+    if file.exists() and _but_folder(read_yaml(file)) != _but_folder(yaml.safe_load(yaml.safe_dump(settings))):
         raise ValueError(f"{run} holds a run of another study: choose another --output, or remove that folder")
-    if is_trained(folder, job):
+    if (run / WEIGHTS_FILE).exists():
         return run
     run.mkdir(parents=True, exist_ok=True)
     with alone_in(run):
-        write_whole(file, text)
-        print(f"{run}: training, {job.variant.config.parameter_count():,} parameters", flush=True)
+        write_whole(file, yaml.safe_dump(settings, sort_keys=False))
+        print(f"{run}: training, {parameters:,} parameters", flush=True)
         try:
             _fit(["--config", str(file), "--ckpt_path", "last"], launcher)
         except Exception:
